@@ -1,0 +1,3 @@
+from keras_transformer.cli import main
+
+main()

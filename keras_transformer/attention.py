@@ -1,0 +1,98 @@
+"""Attention (section 3.2).
+
+Shapes: q (..., seq_len_q, depth), k (..., seq_len_k, depth), v (..., seq_len_k, depth_v), mask broadcast to
+(..., seq_len_q, seq_len_k), where ... is (batch, num_heads) inside MultiHeadAttention.
+"""
+
+import keras
+import ml_dtypes
+from keras import ops
+
+from keras_transformer.calls import ExplicitCall
+
+
+def scaled_dot_product_attention(q, k, v, mask=None, dropout=None):
+    """softmax(q k^T / sqrt(d_k)) v (equation 1).
+
+    Args:
+        q, k, v: queries, keys and values.
+        mask: 1 (or True) = blocked, of any dtype. A row with every key blocked attends to all of them alike.
+        dropout: a function applied to the weights before they meet the values.
+
+    Returns:
+        output: (..., seq_len_q, depth_v).
+        attention_weights: (..., seq_len_q, seq_len_k), before dropout; each row sums to 1.
+    """
+    q, k, v = ops.convert_to_tensor(q), ops.convert_to_tensor(k), ops.convert_to_tensor(v)
+    logits = ops.matmul(q * k.shape[-1] ** -0.5, ops.swapaxes(k, -2, -1))  # (..., seq_len_q, seq_len_k)
+    if mask is not None:
+        # The lowest finite number, not -1e9: float16 has no -1e9, and -inf makes NaN of a row that is blocked whole.
+        lowest = float(ml_dtypes.finfo(keras.backend.standardize_dtype(logits.dtype)).min)
+        logits = ops.where(ops.cast(mask, "bool"), ops.cast(lowest, logits.dtype), logits)
+    attention_weights = ops.softmax(logits, axis=-1)
+    kept = attention_weights if dropout is None else dropout(attention_weights)
+    return ops.matmul(kept, v), attention_weights
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
+    """Attention in num_heads subspaces of depth d_model / num_heads (section 3.2.2).
+
+    Args:
+        d_model: the size of the vectors in and out; a multiple of num_heads.
+        num_heads: the number of heads.
+        rate: dropout on the attention weights, from 0 to 1.
+
+    Call arguments, in this order:
+        v, k: (batch, seq_len_k, d_model).
+        q: (batch, seq_len_q, d_model).
+        mask: broadcast to (batch, num_heads, seq_len_q, seq_len_k); 1 = blocked.
+        training: whether to apply dropout.
+
+    Returns:
+        output: (batch, seq_len_q, d_model).
+        attention_weights: (batch, num_heads, seq_len_q, seq_len_k).
+    """
+
+    def __init__(self, d_model, num_heads, rate=0.0, **kwargs):
+        super().__init__(**kwargs)
+        if d_model % num_heads:
+            raise ValueError(
+                f"d_model must be a multiple of num_heads, got d_model={d_model} and num_heads={num_heads}"
+            )
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.rate = rate
+        self.depth = d_model // num_heads
+        self.wq = keras.layers.Dense(d_model, name="wq", dtype=self.dtype_policy)
+        self.wk = keras.layers.Dense(d_model, name="wk", dtype=self.dtype_policy)
+        self.wv = keras.layers.Dense(d_model, name="wv", dtype=self.dtype_policy)
+        self.dense = keras.layers.Dense(d_model, name="dense", dtype=self.dtype_policy)
+        self.dropout = keras.layers.Dropout(rate, name="dropout", dtype=self.dtype_policy)
+
+    def build(self, v_shape, k_shape, q_shape):
+        self.wq.build(q_shape)
+        self.wk.build(k_shape)
+        self.wv.build(v_shape)
+        self.dense.build((*q_shape[:-1], self.d_model))
+        self.built = True
+
+    def split_heads(self, x, batch_size):
+        """(batch, seq_len, d_model) to (batch, num_heads, seq_len, depth)."""
+        x = ops.reshape(x, (batch_size, -1, self.num_heads, self.depth))
+        return ops.transpose(x, (0, 2, 1, 3))
+
+    def call(self, v, k, q, mask=None, training=None):
+        batch_size = ops.shape(q)[0]
+        q = self.split_heads(self.wq(q), batch_size)  # (batch, num_heads, seq_len_q, depth)
+        k = self.split_heads(self.wk(k), batch_size)  # (batch, num_heads, seq_len_k, depth)
+        v = self.split_heads(self.wv(v), batch_size)
+        dropout = (lambda weights: self.dropout(weights, training=training)) if self.rate else None
+        attention, attention_weights = scaled_dot_product_attention(q, k, v, mask, dropout)
+        attention = ops.transpose(attention, (0, 2, 1, 3))  # (batch, seq_len_q, num_heads, depth)
+        concatenated = ops.reshape(attention, (batch_size, -1, self.d_model))
+        return self.dense(concatenated), attention_weights
+
+    def get_config(self):
+        config = {"d_model": self.d_model, "num_heads": self.num_heads, "rate": self.rate}
+        return {**super().get_config(), **config}

@@ -1,0 +1,162 @@
+"""The two layers of the model (section 3.1): attention and feed-forward, each inside a residual and a normalisation."""
+
+import keras
+
+from keras_transformer.attention import MultiHeadAttention
+from keras_transformer.calls import ExplicitCall
+
+NORMS = ("post", "pre")
+
+
+def point_wise_feed_forward_network(d_model, dff, activation="relu", rate=0.0, name=None, dtype=None):
+    """max(0, x W1 + b1) W2 + b2 at each position (equation 2); dropout `rate` on the inner activations."""
+    inner = [keras.layers.Dense(dff, activation=activation, name="inner", dtype=dtype)]
+    if rate:
+        inner.append(keras.layers.Dropout(rate, name="dropout", dtype=dtype))
+    # Sequential does not hand its dtype on to the layers inside.
+    return keras.Sequential([*inner, keras.layers.Dense(d_model, name="outer", dtype=dtype)], name=name)
+
+
+def layer_normalization(name, dtype):
+    return keras.layers.LayerNormalization(epsilon=1e-6, name=name, dtype=dtype)
+
+
+class ResidualLayer(ExplicitCall, keras.layers.Layer):
+    """What EncoderLayer and DecoderLayer share: their arguments, their feed-forward network, their residuals.
+
+    Args:
+        d_model: the size of the vectors in and out.
+        num_heads: the number of attention heads; divides d_model.
+        dff: the size inside the feed-forward network.
+        rate: dropout on each sublayer's output (section 5.4), from 0 to 1.
+        norm: "post" normalises the residual sum, as the paper does; "pre" the sublayer's input.
+        activation: of the feed-forward network, as Keras names it.
+        attention_rate: dropout on the attention weights.
+        ffn_rate: dropout inside the feed-forward network.
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_heads,
+        dff,
+        rate=0.1,
+        norm="post",
+        activation="relu",
+        attention_rate=0.0,
+        ffn_rate=0.0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.dff = dff
+        self.rate = rate
+        self.norm = norm
+        self.activation = activation
+        self.attention_rate = attention_rate
+        self.ffn_rate = ffn_rate
+        self.make_sublayers()
+        self.ffn = point_wise_feed_forward_network(d_model, dff, activation, ffn_rate, "ffn", self.dtype_policy)
+
+    def attention(self, name):
+        return MultiHeadAttention(self.d_model, self.num_heads, self.attention_rate, name=name, dtype=self.dtype_policy)
+
+    def residual(self, x, sublayer, layernorm, dropout, training):
+        """x + dropout(sublayer(x)) and its normalisation, around a sublayer that returns (output, weights)."""
+        output, weights = sublayer(layernorm(x) if self.norm == "pre" else x)
+        x = x + dropout(output, training=training)
+        return (x if self.norm == "pre" else layernorm(x)), weights
+
+    def feed_forward(self, x):
+        return self.ffn(x), None
+
+    def compute_output_shape(self, x_shape):
+        return x_shape
+
+    def get_config(self):
+        names = ("d_model", "num_heads", "dff", "rate", "norm", "activation", "attention_rate", "ffn_rate")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class EncoderLayer(ResidualLayer):
+    """Self-attention, then the feed-forward network; the arguments are ResidualLayer's.
+
+    Call arguments, in this order:
+        x: (batch, inp_len, d_model).
+        training: whether to apply dropout.
+        mask: broadcast to (batch, num_heads, inp_len, inp_len); 1 = blocked.
+
+    Returns:
+        (batch, inp_len, d_model).
+    """
+
+    def make_sublayers(self):
+        self.mha = self.attention("mha")
+        self.layernorm1 = layer_normalization("layernorm1", self.dtype_policy)
+        self.layernorm2 = layer_normalization("layernorm2", self.dtype_policy)
+        self.dropout1 = keras.layers.Dropout(self.rate, name="dropout1", dtype=self.dtype_policy)
+        self.dropout2 = keras.layers.Dropout(self.rate, name="dropout2", dtype=self.dtype_policy)
+
+    def build(self, x_shape):
+        self.mha.build(x_shape, x_shape, x_shape)
+        for sublayer in (self.ffn, self.layernorm1, self.layernorm2):
+            sublayer.build(x_shape)
+        self.built = True
+
+    def call(self, x, training=None, mask=None):
+        x, _ = self.residual(x, lambda y: self.mha(y, y, y, mask, training), self.layernorm1, self.dropout1, training)
+        x, _ = self.residual(x, self.feed_forward, self.layernorm2, self.dropout2, training)
+        return x
+
+
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class DecoderLayer(ResidualLayer):
+    """Self-attention, attention to the encoder's output, then the feed-forward network; ResidualLayer's arguments.
+
+    Call arguments, in this order:
+        x: (batch, tar_len, d_model).
+        enc_output: (batch, inp_len, d_model).
+        training: whether to apply dropout.
+        look_ahead_mask: broadcast to (batch, num_heads, tar_len, tar_len); 1 = blocked.
+        padding_mask: the source's padding, broadcast to (batch, num_heads, tar_len, inp_len); 1 = blocked.
+
+    Returns:
+        out: (batch, tar_len, d_model).
+        attention_weights_block1: the self-attention's, (batch, num_heads, tar_len, tar_len).
+        attention_weights_block2: the attention to the source's, (batch, num_heads, tar_len, inp_len).
+    """
+
+    def make_sublayers(self):
+        self.mha1 = self.attention("mha1")
+        self.mha2 = self.attention("mha2")
+        self.layernorm1 = layer_normalization("layernorm1", self.dtype_policy)
+        self.layernorm2 = layer_normalization("layernorm2", self.dtype_policy)
+        self.layernorm3 = layer_normalization("layernorm3", self.dtype_policy)
+        self.dropout1 = keras.layers.Dropout(self.rate, name="dropout1", dtype=self.dtype_policy)
+        self.dropout2 = keras.layers.Dropout(self.rate, name="dropout2", dtype=self.dtype_policy)
+        self.dropout3 = keras.layers.Dropout(self.rate, name="dropout3", dtype=self.dtype_policy)
+
+    def build(self, x_shape, enc_output_shape):
+        self.mha1.build(x_shape, x_shape, x_shape)
+        self.mha2.build(enc_output_shape, enc_output_shape, x_shape)
+        for sublayer in (self.ffn, self.layernorm1, self.layernorm2, self.layernorm3):
+            sublayer.build(x_shape)
+        self.built = True
+
+    def call(self, x, enc_output, training=None, look_ahead_mask=None, padding_mask=None):
+        x, weights1 = self.residual(
+            x, lambda y: self.mha1(y, y, y, look_ahead_mask, training), self.layernorm1, self.dropout1, training
+        )
+        x, weights2 = self.residual(
+            x,
+            lambda y: self.mha2(enc_output, enc_output, y, padding_mask, training),
+            self.layernorm2,
+            self.dropout2,
+            training,
+        )
+        x, _ = self.residual(x, self.feed_forward, self.layernorm3, self.dropout3, training)
+        return x, weights1, weights2
