@@ -22,8 +22,8 @@ class ExplicitCall:
             for x in keras.tree.flatten(arguments):
                 if getattr(x, "_keras_mask", None) is not None:
                     raise ValueError(
-                        f"{type(self).__name__} got an input with Keras's implicit mask (as from mask_zero=True), which "
-                        "it does not use: pass mask=, where 1 is blocked, as create_padding_mask(ids) makes it"
+                        f"{type(self).__name__} got an input with Keras's implicit mask (mask_zero=True), which it "
+                        "does not use: pass mask=, where 1 is blocked, as create_padding_mask(ids) makes it"
                     )
         return super().__call__(**arguments)
 

@@ -6,6 +6,41 @@ from keras import ops
 from keras_transformer.ids import PAD
 
 
+def cross_entropy(real, logits, label_smoothing):
+    """Smoothed cross-entropy of each position, with a gradient that is 0 at padding whatever the logits there.
+
+    Left to automatic differentiation, the smoothed target and the mask are tensors of the logits' size; the vocabulary
+    makes that the largest part of a small model's step.
+
+    Args:
+        real: ids (...,).
+        logits: float32 (..., vocab_size).
+        label_smoothing: see `loss_function`.
+
+    Returns:
+        float32 (...,); anything at padding.
+    """
+    vocab_size = logits.shape[-1]
+    mask = ops.not_equal(real, PAD)[..., None]
+    real = ops.expand_dims(real, -1)
+
+    @ops.custom_gradient
+    def losses(logits):
+        right = ops.squeeze(ops.take_along_axis(logits, real, axis=-1), -1)
+        log_sum = ops.logsumexp(logits, axis=-1)
+        smoothed = (1 - label_smoothing) * right + label_smoothing * ops.mean(logits, axis=-1)
+
+        def gradient(*args, upstream=None):
+            upstream = (args[0] if upstream is None else upstream)[..., None]
+            even = ops.softmax(logits) - label_smoothing / vocab_size
+            hot = ops.one_hot(ops.squeeze(real, -1), vocab_size, dtype=logits.dtype) * (1 - label_smoothing)
+            return ops.where(mask, (even - hot) * upstream, 0.0)
+
+        return log_sum - smoothed, gradient
+
+    return losses(logits)
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 def loss_function(real, pred, label_smoothing=0.0):
     """Cross-entropy in nats, summed over the real tokens and divided by their number; 0 if there are none.
@@ -18,17 +53,10 @@ def loss_function(real, pred, label_smoothing=0.0):
     Returns:
         A float32 scalar.
     """
+    real, pred = ops.convert_to_tensor(real), ops.cast(pred, "float32")
     mask = ops.not_equal(real, PAD)
-    # Masked before the logarithm: NaN times 0 is NaN, in the gradient too.
-    logits = ops.where(mask[..., None], ops.cast(pred, "float32"), 0.0)
-    if label_smoothing:
-        vocab_size = pred.shape[-1]
-        target = ops.one_hot(real, vocab_size) * (1.0 - label_smoothing) + label_smoothing / vocab_size
-        losses = ops.categorical_crossentropy(target, logits, from_logits=True)  # (batch, tar_len)
-    else:
-        losses = ops.sparse_categorical_crossentropy(real, logits, from_logits=True)
-    mask = ops.cast(mask, "float32")
-    return ops.sum(losses * mask) / ops.maximum(ops.sum(mask), 1.0)
+    losses = ops.where(mask, cross_entropy(real, pred, label_smoothing), 0.0)
+    return ops.sum(losses) / ops.maximum(ops.sum(ops.cast(mask, "float32")), 1.0)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

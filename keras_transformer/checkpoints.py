@@ -1,0 +1,61 @@
+"""Checkpoints: one .npz file each, whole or not there, with every variable and the state of the run."""
+
+import json
+import logging
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from keras_transformer.errors import DataError
+from keras_transformer.files import whole
+
+log = logging.getLogger(__name__)
+STATE = "state.json"
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    return sorted(folder.glob("step-*.npz"))
+
+
+def save_checkpoint(folder: Path, variables: list, state: dict, keep: int) -> None:
+    """Write the variables and `state` (plain values, with its "step"), then delete all but the `keep` newest.
+
+    `variables` is an explicit list: `tf.train.Checkpoint(model=...)` does not look into Keras's lists of layers.
+    """
+    with whole(folder / f"step-{state['step']:08d}.npz") as beside:
+        arrays = {f"{i:04d} {variable.path}": np.asarray(variable) for i, variable in enumerate(variables)}
+        np.savez(beside, **arrays, **{STATE: json.dumps(state)})
+    for old in checkpoint_files(folder)[:-keep]:
+        old.unlink()
+
+
+def restore_newest(folder: Path, variables: list) -> dict | None:
+    """Assign the newest readable checkpoint to `variables`; a damaged one is passed over with a warning.
+
+    Returns:
+        Its state, or None if there is no checkpoint.
+
+    Raises:
+        DataError: a checkpoint's variables are not these, by name or shape.
+    """
+    for path in reversed(checkpoint_files(folder)):
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            state = json.loads(str(arrays.pop(STATE)))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            log.warning("%s: damaged, passed over (%s)", path, error)
+            continue
+        names = {f"{i:04d} {variable.path}": variable for i, variable in enumerate(variables)}
+        if names.keys() != arrays.keys():
+            other = sorted(names.keys() ^ arrays.keys())[0]
+            raise DataError(f"{path}: {len(arrays)} variables, the model has {len(names)}; they differ in '{other}'")
+        for name, variable in names.items():
+            if arrays[name].shape != tuple(variable.shape):
+                raise DataError(f"{path}: {name} is {arrays[name].shape}, the model's is {tuple(variable.shape)}")
+        for name, variable in names.items():
+            variable.assign(arrays[name])
+        return state
+    return None

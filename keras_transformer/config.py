@@ -1,0 +1,170 @@
+"""The settings of a run: what they are, what they may be, and how they are read, changed and written as YAML."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+import yaml
+from pydantic import Field
+
+from keras_transformer.errors import UsageError
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSettings(Strict):
+    """The Transformer."""
+
+    num_layers: Count = Field(4, description="layers of the encoder, and of the decoder")
+    d_model: Count = Field(128, description="size of the vectors; a multiple of num_heads")
+    num_heads: Count = Field(4, description="attention heads")
+    dff: Count = Field(256, description="size inside the feed-forward networks")
+    rate: Share = Field(0.1, description="dropout on each sublayer's output and on the embeddings")
+    attention_rate: Share = Field(0.0, description="dropout on the attention weights")
+    ffn_rate: Share = Field(0.0, description="dropout inside the feed-forward networks")
+    norm: Literal["post", "pre"] = Field("post", description="normalise after the residual sum (the paper), or before")
+    activation: Literal["relu", "gelu", "silu"] = Field("relu", description="relu (the paper), gelu or silu")
+    share_embeddings: bool = Field(
+        True, description="one matrix for source, target and projection; needs joint_vocabulary"
+    )
+    pe_input: Count = Field(256, description="longest source in tokens, the end token counted")
+    pe_target: Count = Field(256, description="longest target in tokens, the end token counted")
+
+
+class DataSettings(Strict):
+    """The text: phrasebook:en-de (built in), [SOURCE_FILE, TARGET_FILE], FILE.tsv (files may be .gz), or tfds:NAME."""
+
+    train: str | tuple[str, str] = Field("phrasebook:en-de", description="what to train on")
+    dev: str | tuple[str, str] = Field("phrasebook:en-de", description="what to measure on while training")
+    source_language: str = Field("en", description="as a code: en, pt, zh, ...")
+    target_language: str = Field("de", description="it also picks the tokenizer that BLEU is measured with")
+    columns: tuple[Count, Count] = Field((1, 2), description="of a TSV: the source's and the target's, counted from 1")
+    data_dir: str | None = Field(None, description="where TFDS keeps its data sets; null for its own default")
+    vocab_size: Count = Field(8000, description="most subword pieces (of each side, if not joint)")
+    joint_vocabulary: bool = Field(True, description="one vocabulary for both sides, or one each")
+
+
+class TrainingSettings(Strict):
+    """The updates."""
+
+    max_steps: Count = Field(8000, description="updates in all")
+    tokens_per_batch: Count = Field(4096, description="positions of a batch, on the longer side")
+    warmup_steps: Count = Field(4000, description="updates over which the learning rate rises (equation 3)")
+    label_smoothing: Share = Field(0.1, description="share of the probability spread over the vocabulary")
+    clip_norm: float | None = Field(1.0, gt=0, description="longest gradient, over all weights; null for any")
+    seed: int = Field(1, ge=0, description="of the weights, the dropout and the order of the text")
+    log_every: Count = Field(100, description="updates between two lines of metrics.jsonl and the curves")
+    evaluate_every: Count = Field(500, description="updates between two measures on dev")
+    checkpoint_every: Count = Field(250, description="updates between two checkpoints")
+    keep_checkpoints: Count = Field(3, description="how many checkpoints to keep")
+
+
+class Settings(Strict):
+    """All settings of a run."""
+
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    @pydantic.model_validator(mode="after")
+    def agree(self):
+        if self.model.d_model % self.model.num_heads:
+            raise ValueError(
+                f"model.d_model must be a multiple of model.num_heads, got {self.model.d_model} and "
+                f"{self.model.num_heads}"
+            )
+        if self.model.share_embeddings and not self.data.joint_vocabulary:
+            raise ValueError("model.share_embeddings needs data.joint_vocabulary")
+        return self
+
+
+# Section 6.2, table 3: base and big. tiny is Wu et al. 2021's, for corpora of some ten thousand sentences.
+PRESETS = {
+    "tiny": {},
+    "base": {"num_layers": 6, "d_model": 512, "num_heads": 8, "dff": 2048},
+    "big": {"num_layers": 6, "d_model": 1024, "num_heads": 16, "dff": 4096, "rate": 0.3},
+}
+
+
+def preset(name: str) -> Settings:
+    """The default settings with the model of that size."""
+    if name not in PRESETS:
+        raise UsageError(f"no preset is called {name!r}{nearest(name, PRESETS)}")
+    return Settings(model=PRESETS[name])
+
+
+def nearest(name: str, names) -> str:
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else f"; there are {', '.join(names)}"
+
+
+def settings_from(values: object, origin: str) -> Settings:
+    """Validated settings from nested dictionaries; `origin` is where they came from, for the message.
+
+    Raises:
+        UsageError: the first of what is wrong, in one line.
+    """
+    try:
+        return Settings.model_validate({} if values is None else values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = [str(part) for part in first["loc"]]
+        if first["type"] == "extra_forbidden":
+            fields = Settings.model_fields
+            if len(where) > 1:
+                fields = fields[where[0]].annotation.model_fields
+            name = ".".join(where)
+            raise UsageError(f"{origin}: no setting is called {name!r}{nearest(where[-1], fields)}") from None
+        where = [part for part in where if part not in ("str", "tuple[str, str]")]
+        got = "" if first["type"] == "value_error" else f", got {first['input']!r}"
+        message = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{origin}: {'.'.join(where) + ': ' if where else ''}{message}{got}") from None
+
+
+def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> Settings:
+    """The settings of a YAML file (the defaults if None) after changes of the form "training.max_steps=100".
+
+    Raises:
+        UsageError: the file is missing or no YAML, a setting is unknown or its value is wrong.
+    """
+    origin, values = "settings", {}
+    if path is not None:
+        origin = str(path)
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+    settings_from(values, origin)
+    for change in changes:
+        key, equals, value = change.partition("=")
+        parts = key.split(".")
+        if not equals or len(parts) != 2:
+            raise UsageError(f"--set takes SECTION.NAME=VALUE, such as training.max_steps=100, got {change!r}")
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UsageError(f"--set {change}: {value!r} is not a YAML value") from None
+        values.setdefault(parts[0], {})
+        values[parts[0]] = {**(values[parts[0]] or {}), parts[1]: value}
+        settings_from(values, f"--set {change}")
+    return settings_from(values, origin)
+
+
+def settings_yaml(settings: Settings) -> str:
+    """All settings as YAML, each with what it means."""
+    lines = []
+    for section, field in Settings.model_fields.items():
+        values = getattr(settings, section).model_dump(mode="json")
+        lines += [f"# {field.annotation.__doc__}", f"{section}:"]
+        for name, setting in field.annotation.model_fields.items():
+            value = yaml.safe_dump(values[name], default_flow_style=True, allow_unicode=True, width=10**6)
+            text = f"  {name}: {value.removesuffix('...' + chr(10)).strip()}"
+            lines.append(f"{text:<40}  # {setting.description}")
+        lines.append("")
+    return "\n".join(lines)

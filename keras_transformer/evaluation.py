@@ -1,0 +1,57 @@
+"""Scores of translations, by sacreBLEU on detokenised text."""
+
+import re
+from typing import NamedTuple
+
+from sacrebleu.metrics import BLEU, CHRF
+
+from keras_transformer.errors import DataError, UsageError
+
+
+class Scores(NamedTuple):
+    """BLEU and chrF, from 0 to 100, with what sacreBLEU measured them by; `exact_match` is a share of 1."""
+
+    bleu: float
+    chrf: float
+    exact_match: float
+    bleu_signature: str
+    chrf_signature: str
+
+    def __str__(self):
+        return (
+            f"BLEU {self.bleu:.2f} {self.bleu_signature}\n"
+            f"chrF2 {self.chrf:.2f} {self.chrf_signature}\n"
+            f"exact match {100 * self.exact_match:.1f} %"
+        )
+
+
+def make_bleu(language: str) -> BLEU:
+    """sacreBLEU's BLEU with its tokenizer for a language: Chinese, Japanese and Korean have their own, the rest 13a.
+
+    Raises:
+        UsageError: the tokenizer needs a package that is not installed.
+    """
+    try:
+        return BLEU(trg_lang=re.split("[-_]", language)[0].lower())
+    except (ImportError, RuntimeError) as error:
+        extra = f"pip install 'keras-transformer-mt[{language[:2]}]'"
+        raise UsageError(f"BLEU on {language!r} needs a tokenizer that is not installed: {extra}") from error
+
+
+def evaluate(hypotheses: list[str], references: list[str], language: str) -> Scores:
+    """Score translations against one reference each.
+
+    Args:
+        hypotheses, references: detokenised lines, as many of one as of the other.
+        language: the target's code, such as "de".
+
+    Raises:
+        DataError: their numbers differ.
+    """
+    if len(hypotheses) != len(references):
+        raise DataError(f"{len(hypotheses)} translations, but {len(references)} references")
+    bleu, chrf = make_bleu(language), CHRF()
+    bleu_score = bleu.corpus_score(hypotheses, [references]).score
+    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    exact = sum(map(str.__eq__, hypotheses, references)) / len(references)
+    return Scores(bleu_score, chrf_score, exact, str(bleu.get_signature()), str(chrf.get_signature()))

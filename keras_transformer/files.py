@@ -1,0 +1,74 @@
+"""Files: text that is UTF-8 with records ending at \\n whatever the locale, and writes that are whole or not there."""
+
+import contextlib
+import gzip
+import os
+import shutil
+import tempfile
+import unicodedata
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_transformer.errors import DataError
+
+
+def record(line: bytes) -> bytes:
+    """A line without its end: "\\n", or "\\r\\n" as Windows writes it. A lone "\\r" inside is text."""
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a UTF-8 file, plain or .gz, in Unicode NFC.
+
+    Raises:
+        DataError: the file is missing, empty, damaged, or a line of it is not UTF-8.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise DataError(f"{path}: the file is empty")
+    return [decode_line(record(line), path, number) for number, line in enumerate(lines, 1)]
+
+
+def decode_line(line: bytes, path: str | Path, number: int) -> str:
+    try:
+        return unicodedata.normalize("NFC", line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x})") from error
+
+
+def sync(path: str | Path) -> None:
+    """Have the file or folder on the disk, not only on its way there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """A path beside `path` to write a file or folder at; it takes the place of `path` when the block ends well.
+
+    The name keeps the suffix (Keras goes by it). Left by an error, nothing of it stays.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        yield beside / path.name
+        for written in sorted(beside.rglob("*"), reverse=True):
+            sync(written)
+        os.replace(beside / path.name, path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""Progress on stderr: a bar where a person looks at it, a line now and then elsewhere."""
+
+import logging
+import time
+
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.logging import RichHandler
+
+log = logging.getLogger(__name__)
+console = Console(stderr=True)
+
+
+def show_logs() -> None:
+    """Send the package's log to stderr: above the bar on a terminal, as plain lines elsewhere."""
+    handler: logging.Handler = logging.StreamHandler(console.file)
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_time=False, show_level=False, show_path=False, markup=False)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("keras_transformer")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class Progress:
+    """How far a piece of work is, its rate and the time left.
+
+    Args:
+        name: what is being done.
+        total: how much there is to do.
+        done: how much of it was done before.
+        unit: what is counted.
+    """
+
+    def __init__(self, name: str, total: int, done: int = 0, unit: str = "steps"):
+        self.name, self.total, self.done, self.unit = name, total, done, unit
+        self.begin, self.at_begin, self.last_line = time.perf_counter(), done, time.perf_counter()
+        self.bar = rich_progress.Progress(
+            "{task.description}",
+            rich_progress.BarColumn(),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TextColumn("{task.fields[rate]}"),
+            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+            rich_progress.TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(name, total=total, completed=done, rate="", note="")
+
+    def __enter__(self):
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error):
+        self.bar.stop()
+
+    def rate(self) -> float:
+        return (self.done - self.at_begin) / max(1e-9, time.perf_counter() - self.begin)
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        self.bar.update(self.task, completed=self.done, rate=f"{self.rate():.1f} {self.unit}/s")
+
+    def show(self, note: str) -> None:
+        """Say how it goes: beside the bar, or as a line with the time left."""
+        if console.is_terminal:
+            self.bar.update(self.task, note=note)
+            return
+        left = (self.total - self.done) / max(1e-9, self.rate())
+        log.info(
+            "%s %d/%d, %.1f %s/s, %d:%02d left; %s",
+            self.name, self.done, self.total, self.rate(), self.unit, left // 60, left % 60, note,
+        )  # fmt: skip

@@ -1,0 +1,287 @@
+"""Training: the step, and the loop around it with measures on dev, checkpoints and resumption."""
+
+import json
+import logging
+import signal
+import time
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from keras_transformer.checkpoints import restore_newest, save_checkpoint
+from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
+from keras_transformer.data.pipeline import Corpus, encode_pairs, teacher_forcing, token_batches
+from keras_transformer.data.sources import Pairs, read_pairs
+from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
+from keras_transformer.errors import UsageError
+from keras_transformer.evaluation import Scores, evaluate, make_bleu
+from keras_transformer.files import whole
+from keras_transformer.ids import PAD
+from keras_transformer.losses import TokenAccuracy, loss_function
+from keras_transformer.masks import create_masks
+from keras_transformer.model import Transformer
+from keras_transformer.progress import Progress
+from keras_transformer.schedule import CustomSchedule
+from keras_transformer.translator import Translator, TranslatorModule
+
+log = logging.getLogger(__name__)
+IDS = tf.TensorSpec((None, None), tf.int32)
+
+
+def count_tokens(tar_real):
+    return tf.math.count_nonzero(tar_real != PAD, dtype=tf.float32)
+
+
+def make_train_step(model, optimizer, label_smoothing=0.0, train_loss=None, train_accuracy=None):
+    """One update as a `tf.function`, traced once whatever the batch's shape.
+
+    Args:
+        model: a Transformer.
+        optimizer: a Keras optimizer; a LossScaleOptimizer scales the loss.
+        label_smoothing: as in `loss_function`.
+        train_loss: a Mean metric to update with the loss, weighted by the batch's real target tokens.
+        train_accuracy: a metric to update with (tar_real, logits), such as TokenAccuracy. It costs another pass over
+            the logits, a tenth of a small model's step.
+
+    Returns:
+        train_step(inp, tar): takes int32 source ids (batch, inp_len) and target ids (batch, tar_len), gives the loss.
+    """
+
+    @tf.function(input_signature=[IDS, IDS])
+    def train_step(inp, tar):
+        (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
+        enc_padding_mask, look_ahead_mask, dec_padding_mask = create_masks(inp, tar_inp)
+        with tf.GradientTape() as tape:
+            logits, _ = model(inp, tar_inp, True, enc_padding_mask, look_ahead_mask, dec_padding_mask)
+            loss = loss_function(tar_real, logits, label_smoothing)
+            scaled_loss = optimizer.scale_loss(loss)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(scaled_loss, variables), variables, strict=True))
+        if train_loss is not None:
+            train_loss.update_state(loss, sample_weight=count_tokens(tar_real))
+        if train_accuracy is not None:
+            train_accuracy.update_state(tar_real, logits)
+        return loss
+
+    return train_step
+
+
+def make_evaluate_step(model, dev_loss, dev_accuracy):
+    """As `make_train_step`, without an update, dropout or smoothing: the loss is the text's own, in nats a token."""
+
+    @tf.function(input_signature=[IDS, IDS])
+    def evaluate_step(inp, tar):
+        (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
+        logits, _ = model(inp, tar_inp, False)
+        dev_loss.update_state(loss_function(tar_real, logits), sample_weight=count_tokens(tar_real))
+        dev_accuracy.update_state(tar_real, logits)
+
+    return evaluate_step
+
+
+def make_model(settings: ModelSettings, tokenizers: Tokenizers) -> Transformer:
+    """A built Transformer of these settings for these vocabularies."""
+    options = settings.model_dump()
+    sizes = [options.pop(name) for name in ("num_layers", "d_model", "num_heads", "dff")]
+    vocabularies = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    model = Transformer(*sizes, *vocabularies, **options)
+    model.build((None, None), (None, None))
+    return model
+
+
+def make_optimizer(settings: TrainingSettings, d_model: int) -> keras.optimizers.Optimizer:
+    """Adam as in section 5.3."""
+    schedule = CustomSchedule(d_model, settings.warmup_steps)
+    return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=settings.clip_norm)
+
+
+class StopSignal:
+    """Inside the block, Ctrl-C and SIGTERM only set `received`, so that a step and its checkpoint are finished."""
+
+    received: int | None = None
+
+    def __enter__(self):
+        self.before = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def note(self, number, frame):
+        self.received = number
+
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+class Recorder:
+    """Figures of a run: lines of metrics.jsonl, and TensorBoard curves."""
+
+    def __init__(self, run_dir: Path, step: int):
+        self.path = run_dir / "metrics.jsonl"
+        self.curves = tf.summary.create_file_writer(str(run_dir / "tensorboard"))
+        if self.path.exists():  # what a killed run had measured after its last checkpoint is measured again
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            with whole(self.path) as beside:
+                beside.write_text("".join(line for line in lines if is_record(line, step)), encoding="utf-8")
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **figures}) + "\n")
+        with self.curves.as_default(step):
+            for name, value in figures.items():
+                tf.summary.scalar(name, value)
+        self.curves.flush()
+
+
+def is_record(line: str, last_step: int) -> bool:
+    """Whether a line of metrics.jsonl is whole and of a step up to `last_step`."""
+    try:
+        return json.loads(line)["step"] <= last_step
+    except json.JSONDecodeError:
+        return False
+
+
+class DevSet:
+    """Measures a model on the dev text: loss and accuracy by teacher forcing, BLEU and exact match by translating."""
+
+    def __init__(self, model: Transformer, tokenizers: Tokenizers, pairs: Pairs, corpus: Corpus, language: str):
+        self.loss, self.accuracy = keras.metrics.Mean(), TokenAccuracy()
+        self.step = make_evaluate_step(model, self.loss, self.accuracy)
+        self.translator = Translator(TranslatorModule(model, tokenizers))
+        self.pairs, self.corpus, self.language = pairs, corpus, language
+
+    def measure(self, tokens_per_batch: int) -> tuple[dict[str, float], Scores]:
+        self.loss.reset_state()
+        self.accuracy.reset_state()
+        for inp, tar in token_batches(self.corpus, tokens_per_batch, seed=0, epochs=1):
+            self.step(inp, tar)
+        translations = self.translator.translate([source for source, _ in self.pairs])
+        scores = evaluate(translations, [target for _, target in self.pairs], self.language)
+        return {
+            "dev_loss": float(self.loss.result()),
+            "dev_accuracy": float(self.accuracy.result()),
+            "dev_bleu": scores.bleu,
+            "dev_exact_match": scores.exact_match,
+        }, scores
+
+
+# A finished or killed run may go on with other values of these; the rest would make it another run.
+CHANGEABLE = ("max_steps", "log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints")
+
+
+def check_same_run(settings: Settings, run_dir: Path) -> None:
+    """Refuse to go on with a run under settings that would make it another one."""
+    before = load_settings(run_dir / "settings.yaml").model_dump()
+    now = settings.model_dump()
+    for section, values in now.items():
+        for name, value in values.items():
+            if name not in CHANGEABLE and value != before[section][name]:
+                raise UsageError(
+                    f"{run_dir} was begun with {section}.{name}={before[section][name]}, now it is {value}: "
+                    "give another --run-dir, or the settings that it was begun with"
+                )
+
+
+def train(settings: Settings, run_dir: str | Path) -> int | None:
+    """Train a model into a run folder, or go on with the one that is there.
+
+    Bad settings and bad text are refused before anything is written.
+
+    Returns:
+        The signal that stopped it after a checkpoint, or None if it came to its end.
+    """
+    run_dir = Path(run_dir)
+    begun = (run_dir / "settings.yaml").exists()
+    if begun:
+        check_same_run(settings, run_dir)
+    elif run_dir.exists() and any(run_dir.iterdir()):
+        raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
+    make_bleu(settings.data.target_language)
+    training = settings.training
+    # Before the tokenizers are made: seeding afterwards would destroy their resources.
+    keras.utils.set_random_seed(training.seed)
+    train_pairs = read_pairs(settings.data.train, "train", settings.data)
+    dev_pairs = read_pairs(settings.data.dev, "dev", settings.data)
+    if (run_dir / "tokenizer").exists():
+        tokenizers = load_tokenizers(run_dir / "tokenizer")
+    else:
+        tokenizers = train_tokenizers(train_pairs, settings.data.vocab_size, settings.data.joint_vocabulary)
+    tables = (settings.model.pe_input, settings.model.pe_target)
+    corpus = encode_pairs(train_pairs, tokenizers, *tables, "train")
+    dev_corpus = encode_pairs(dev_pairs, tokenizers, *tables, "dev")
+    model = make_model(settings.model, tokenizers)
+    optimizer = make_optimizer(training, settings.model.d_model)
+    optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *optimizer.variables]
+    state = restore_newest(run_dir / "checkpoints", variables) or {"step": 0, "best_bleu": -1.0}
+    log.info(
+        "%s: %d weights, %d source and %d target pieces, step %d of %d, on %s",
+        run_dir,
+        model.count_params(),
+        model.input_vocab_size,
+        model.target_vocab_size,
+        state["step"],
+        training.max_steps,
+        ", ".join(device.name for device in tf.config.get_visible_devices()),
+    )
+    if state["step"] >= training.max_steps:
+        log.info("nothing left to do")
+        return None
+    if not (run_dir / "tokenizer").exists():
+        tokenizers.save(run_dir / "tokenizer")
+    with whole(run_dir / "settings.yaml") as beside:
+        beside.write_text(settings_yaml(settings), encoding="utf-8")
+    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings.data.target_language)
+    return run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir)
+
+
+def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir) -> int | None:
+    """The loop from state["step"] to the last update."""
+    train_loss = keras.metrics.Mean()
+    train_step = make_train_step(model, optimizer, training.label_smoothing, train_loss)
+    recorder = Recorder(run_dir, state["step"])
+    batches = token_batches(corpus, training.tokens_per_batch, training.seed, step=state["step"])
+    begin = time.perf_counter()
+    tokens = tf.Variable(0, dtype=tf.int64)
+    with StopSignal() as stop, Progress("train", training.max_steps, state["step"]) as progress:
+        for inp, tar in batches:
+            train_step(inp, tar)
+            tokens.assign_add(tf.math.count_nonzero(tar[:, 1:]))
+            step = state["step"] = state["step"] + 1
+            progress.advance(1)
+            last = step == training.max_steps
+            if step % training.log_every == 0 or last:
+                seconds = time.perf_counter() - begin
+                figures = {
+                    "loss": float(train_loss.result()),
+                    "learning_rate": float(optimizer.learning_rate),
+                    "tokens_per_second": int(tokens) / seconds,
+                }
+                recorder.write(step, figures)
+                progress.show(
+                    f"loss {figures['loss']:.3f}, learning rate {figures['learning_rate']:.2e}, "
+                    f"{figures['tokens_per_second']:,.0f} tokens/s"
+                )
+                train_loss.reset_state()
+            if step % training.evaluate_every == 0 or last:
+                figures, scores = dev.measure(training.tokens_per_batch)
+                recorder.write(step, figures)
+                log.info(
+                    "step %d: dev loss %.3f, BLEU %.2f, exact match %.1f %%",
+                    step,
+                    figures["dev_loss"],
+                    scores.bleu,
+                    100 * scores.exact_match,
+                )
+                if scores.bleu > state["best_bleu"]:
+                    state["best_bleu"] = scores.bleu
+                    with whole(run_dir / "best.keras") as beside:
+                        model.save(beside)
+            if step % training.checkpoint_every == 0 or last or stop.received:
+                save_checkpoint(run_dir / "checkpoints", variables, state, training.keep_checkpoints)
+            if step % training.log_every == 0 or last:
+                tokens.assign(0)
+                begin = time.perf_counter()
+            if last or stop.received:
+                return stop.received
+    return None
