@@ -42,7 +42,7 @@ def restore_newest(folder: Path, variables: list) -> dict | None:
     """
     for path in reversed(checkpoint_files(folder)):
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
             state = json.loads(str(arrays.pop(STATE)))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

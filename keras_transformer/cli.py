@@ -3,10 +3,8 @@
 TensorFlow is imported where work begins, so that --help and usage errors answer at once.
 """
 
-import contextlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ import typer
 
 from keras_transformer.config import PRESETS, load_settings, preset, settings_yaml
 from keras_transformer.errors import DataError, UserError
+from keras_transformer.quiet import quiet_stderr
 
 app = typer.Typer(
     help="Train a Transformer on your own sentence pairs, translate with it, measure it and export it.",
@@ -27,26 +26,8 @@ app = typer.Typer(
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or an exported SavedModel.")]
 
 
-@contextlib.contextmanager
-def quiet_stderr():
-    """Hold back what native code writes to stderr, such as TensorFlow's notes at start-up; show it if this fails."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(terminal, held.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-
-
 def load_tensorflow() -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with quiet_stderr():
         import tensorflow as tf
         import tensorflow_text  # noqa: F401

@@ -151,9 +151,9 @@ def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> S
         except yaml.YAMLError:
             raise UsageError(f"--set {change}: {value!r} is not a YAML value") from None
         values.setdefault(parts[0], {})
-        values[parts[0]] = {**(values[parts[0]] or {}), parts[1]: value}
-        settings_from(values, f"--set {change}")
-    return settings_from(values, origin)
+        values[parts[0]] = {**values[parts[0]], parts[1]: value}
+    # All changes at once: two settings that must agree can be changed in either order.
+    return settings_from(values, " ".join(f"--set {change}" for change in changes) or origin)
 
 
 def settings_yaml(settings: Settings) -> str:

@@ -31,10 +31,11 @@ def make_bleu(language: str) -> BLEU:
     Raises:
         UsageError: the tokenizer needs a package that is not installed.
     """
+    code = re.split("[-_]", language)[0].lower()
     try:
-        return BLEU(trg_lang=re.split("[-_]", language)[0].lower())
+        return BLEU(trg_lang=code)
     except (ImportError, RuntimeError) as error:
-        extra = f"pip install 'keras-transformer-mt[{language[:2]}]'"
+        extra = f"pip install 'keras-transformer-mt[{code}]'"
         raise UsageError(f"BLEU on {language!r} needs a tokenizer that is not installed: {extra}") from error
 
 
@@ -46,10 +47,12 @@ def evaluate(hypotheses: list[str], references: list[str], language: str) -> Sco
         language: the target's code, such as "de".
 
     Raises:
-        DataError: their numbers differ.
+        DataError: their numbers differ, or there are none.
     """
     if len(hypotheses) != len(references):
         raise DataError(f"{len(hypotheses)} translations, but {len(references)} references")
+    if not references:
+        raise DataError("no translations to score")
     bleu, chrf = make_bleu(language), CHRF()
     bleu_score = bleu.corpus_score(hypotheses, [references]).score
     chrf_score = chrf.corpus_score(hypotheses, [references]).score

@@ -63,6 +63,8 @@ def whole(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         yield beside / path.name

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import signal
 import time
 from pathlib import Path
@@ -48,7 +49,7 @@ def make_train_step(model, optimizer, label_smoothing=0.0, train_loss=None, trai
         train_step(inp, tar): takes int32 source ids (batch, inp_len) and target ids (batch, tar_len), gives the loss.
     """
 
-    @tf.function(input_signature=[IDS, IDS])
+    @tf.function(input_signature=[IDS, IDS], autograph=False)
     def train_step(inp, tar):
         (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
         enc_padding_mask, look_ahead_mask, dec_padding_mask = create_masks(inp, tar_inp)
@@ -70,7 +71,7 @@ def make_train_step(model, optimizer, label_smoothing=0.0, train_loss=None, trai
 def make_evaluate_step(model, dev_loss, dev_accuracy):
     """As `make_train_step`, without an update, dropout or smoothing: the loss is the text's own, in nats a token."""
 
-    @tf.function(input_signature=[IDS, IDS])
+    @tf.function(input_signature=[IDS, IDS], autograph=False)
     def evaluate_step(inp, tar):
         (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
         logits, _ = model(inp, tar_inp, False)
@@ -194,12 +195,13 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     begun = (run_dir / "settings.yaml").exists()
     if begun:
         check_same_run(settings, run_dir)
-    elif run_dir.exists() and any(run_dir.iterdir()):
+    elif run_dir.exists() and any(not path.name.startswith(".") for path in run_dir.iterdir()):
         raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
     make_bleu(settings.data.target_language)
     training = settings.training
-    # Before the tokenizers are made: seeding afterwards would destroy their resources.
-    keras.utils.set_random_seed(training.seed)
+    # Keras draws the seeds of its initializers and of its dropout from here. `keras.utils.set_random_seed` would do so
+    # too, but it destroys the resources of every tensorflow-text tokenizer of the process.
+    random.seed(training.seed)
     train_pairs = read_pairs(settings.data.train, "train", settings.data)
     dev_pairs = read_pairs(settings.data.dev, "dev", settings.data)
     if (run_dir / "tokenizer").exists():
@@ -227,10 +229,10 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     if state["step"] >= training.max_steps:
         log.info("nothing left to do")
         return None
-    if not (run_dir / "tokenizer").exists():
-        tokenizers.save(run_dir / "tokenizer")
     with whole(run_dir / "settings.yaml") as beside:
         beside.write_text(settings_yaml(settings), encoding="utf-8")
+    if not (run_dir / "tokenizer").exists():
+        tokenizers.save(run_dir / "tokenizer")
     dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings.data.target_language)
     return run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir)
 

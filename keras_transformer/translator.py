@@ -14,6 +14,7 @@ from keras_transformer.decoding import greedy
 from keras_transformer.errors import DataError
 from keras_transformer.masks import create_look_ahead_mask, create_padding_mask
 from keras_transformer.model import Transformer
+from keras_transformer.quiet import quiet_stderr
 
 EXTRA_LENGTH = 50  # section 6.1: the most tokens that an output is longer than its source
 TOKENS_PER_BATCH = 4096
@@ -71,9 +72,10 @@ class TranslatorModule(tf.Module):
         self.tokenizers = list(tokenizers)
         self.weights = [variable.value for variable in model.variables]  # SavedModel does not look into Keras's lists
         strings = tf.TensorSpec((None,), tf.string, "text")
-        self.encode = tf.function(encode, input_signature=[strings])
-        self.translate_ids = tf.function(translate_ids, input_signature=[tf.TensorSpec((None, None), tf.int32)])
-        self.serve = tf.function(serve, input_signature=[strings])
+        self.encode = tf.function(encode, input_signature=[strings], autograph=False)
+        ids = tf.TensorSpec((None, None), tf.int32, "ids")
+        self.translate_ids = tf.function(translate_ids, input_signature=[ids], autograph=False)
+        self.serve = tf.function(serve, input_signature=[strings], autograph=False)
 
 
 class Translator:
@@ -96,7 +98,8 @@ class Translator:
         folder = Path(folder)
         if (folder / "saved_model.pb").exists():
             try:
-                return cls(tf.saved_model.load(folder))
+                with quiet_stderr():
+                    return cls(tf.saved_model.load(folder))
             except (OSError, ValueError, tf.errors.OpError) as error:
                 raise DataError(f"{folder}: damaged SavedModel ({str(error).splitlines()[0]})") from error
         return cls(TranslatorModule(*load_run(folder)))

@@ -49,7 +49,7 @@ def tfds_pairs(
     try:
         data, info = tfds.load(name, split=split, data_dir=data_dir, download=download, with_info=True)
     except Exception as error:  # TFDS raises some twenty kinds for "there is no such data set, split or network"
-        raise DataError(f"tfds:{name}, split {split}: {str(error).strip().splitlines()[0]}") from error
+        raise DataError(f"tfds:{name}, split {split}: {(str(error).strip() or repr(error)).splitlines()[0]}") from error
     for language in (source_language, target_language):
         if language not in info.features:
             raise DataError(f"tfds:{name} has no language {language!r}, it has {', '.join(info.features)}")

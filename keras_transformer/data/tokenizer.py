@@ -12,6 +12,7 @@ import tensorflow_text as tf_text
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
+from keras_transformer.quiet import quiet_stderr
 
 
 def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> bytes:
@@ -47,7 +48,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> bytes:
 class Tokenizer(tf.Module):
     """Text to ids and back, in the graph.
 
-    Make it after `keras.utils.set_random_seed`, never before: seeding destroys tensorflow-text's resource.
+    `keras.utils.set_random_seed` (as `tf.random.set_seed`) destroys tensorflow-text's resource: seed first.
 
     Args:
         model: a SentencePiece model, as `train_sentencepiece` gives it.
@@ -59,10 +60,14 @@ class Tokenizer(tf.Module):
         ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
         if ids != (PAD, UNK, START, END):
             raise ValueError(f"padding, unknown, start and end must be ids {(PAD, UNK, START, END)}, got {ids}")
+        # A file cut between two pieces loads as a smaller model, without the normaliser's settings at its end.
+        if processor.normalize("  ½") != "▁▁▁½":
+            raise ValueError("it does not leave text as it is")
         self.model = model
         self.vocab_size = processor.vocab_size()
         self.pieces = [processor.id_to_piece(i) for i in range(self.vocab_size)]
-        self.sentencepiece = tf_text.SentencepieceTokenizer(model)
+        with quiet_stderr():
+            self.sentencepiece = tf_text.SentencepieceTokenizer(model)
 
     def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Texts (batch,), UTF-8, to ids (batch, None) with the end id last; invalid bytes count as U+FFFD."""
@@ -72,7 +77,9 @@ class Tokenizer(tf.Module):
 
     def decode(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         """Ids (batch, seq_len) to texts (batch,); padding, start and end have none."""
-        return self.sentencepiece.detokenize(ids)
+        # tensorflow-text drops every space before the first text, so one goes before: the unknown piece's own, " ⁇ ".
+        ids = tf.concat([tf.fill([tf.shape(ids)[0], 1], UNK), ids], axis=1)
+        return tf.strings.regex_replace(self.sentencepiece.detokenize(ids), "^ ⁇  ?", "")
 
 
 class Tokenizers(NamedTuple):
