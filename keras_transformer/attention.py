@@ -27,9 +27,11 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=None):
     logits = ops.matmul(q * k.shape[-1] ** -0.5, ops.swapaxes(k, -2, -1))  # (..., seq_len_q, seq_len_k)
     if mask is not None:
         # The lowest finite number, not -1e9: float16 has no -1e9, and -inf makes NaN of a row that is blocked whole.
-        lowest = float(ml_dtypes.finfo(keras.backend.standardize_dtype(logits.dtype)).min)
-        logits = ops.where(ops.cast(mask, "bool"), ops.cast(lowest, logits.dtype), logits)
-    attention_weights = ops.softmax(logits, axis=-1)
+        dtype = keras.backend.standardize_dtype(logits.dtype)
+        lowest = ops.convert_to_tensor(ml_dtypes.finfo(dtype).min, dtype)
+        logits = ops.where(ops.cast(mask, "bool"), lowest, logits)
+    # Keras warns of a softmax over one element, which is what the first token's attention to itself is.
+    attention_weights = ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
     kept = attention_weights if dropout is None else dropout(attention_weights)
     return ops.matmul(kept, v), attention_weights
 

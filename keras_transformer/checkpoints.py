@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import zipfile
 from pathlib import Path
 
@@ -19,13 +20,18 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.npz"))
 
 
+def named(variables: list) -> dict:
+    """The variables by place and path, without the numbers that Keras gives to namesakes within a process."""
+    return {f"{i:04d} {re.sub(r'_[0-9]+(?=/|$)', '', variable.path)}": variable for i, variable in enumerate(variables)}
+
+
 def save_checkpoint(folder: Path, variables: list, state: dict, keep: int) -> None:
     """Write the variables and `state` (plain values, with its "step"), then delete all but the `keep` newest.
 
     `variables` is an explicit list: `tf.train.Checkpoint(model=...)` does not look into Keras's lists of layers.
     """
     with whole(folder / f"step-{state['step']:08d}.npz") as beside:
-        arrays = {f"{i:04d} {variable.path}": np.asarray(variable) for i, variable in enumerate(variables)}
+        arrays = {name: np.asarray(variable) for name, variable in named(variables).items()}
         np.savez(beside, **arrays, **{STATE: json.dumps(state)})
     for old in checkpoint_files(folder)[:-keep]:
         old.unlink()
@@ -48,14 +54,14 @@ def restore_newest(folder: Path, variables: list) -> dict | None:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             log.warning("%s: damaged, passed over (%s)", path, error)
             continue
-        names = {f"{i:04d} {variable.path}": variable for i, variable in enumerate(variables)}
-        if names.keys() != arrays.keys():
-            other = sorted(names.keys() ^ arrays.keys())[0]
-            raise DataError(f"{path}: {len(arrays)} variables, the model has {len(names)}; they differ in '{other}'")
-        for name, variable in names.items():
+        wanted = named(variables)
+        if wanted.keys() != arrays.keys():
+            other = sorted(wanted.keys() ^ arrays.keys())[0]
+            raise DataError(f"{path}: {len(arrays)} variables, the model has {len(wanted)}; they differ in '{other}'")
+        for name, variable in wanted.items():
             if arrays[name].shape != tuple(variable.shape):
                 raise DataError(f"{path}: {name} is {arrays[name].shape}, the model's is {tuple(variable.shape)}")
-        for name, variable in names.items():
+        for name, variable in wanted.items():
             variable.assign(arrays[name])
         return state
     return None

@@ -1,4 +1,4 @@
-"""The command: `keras-transformer train | translate | evaluate | export | settings`.
+"""The command: `keras-transformer demo | train | translate | evaluate | export | settings`.
 
 TensorFlow is imported where work begins, so that --help and usage errors answer at once.
 """
@@ -16,7 +16,7 @@ from keras_transformer.quiet import quiet_stderr
 
 app = typer.Typer(
     help="Train a Transformer on your own sentence pairs, translate with it, measure it and export it.",
-    epilog="Begin with: keras-transformer train  (a translator of dates, prices and lists, in minutes)",
+    epilog="Begin with: keras-transformer demo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,6 +36,28 @@ def load_tensorflow() -> None:
     from keras_transformer.progress import show_logs
 
     show_logs()
+
+
+@app.command()
+def demo() -> None:
+    """Train on the built-in phrasebook, in minutes, then translate phrases that the model never saw.
+
+    The phrasebook is made from CLDR: dates, times, prices, quantities and lists, in English and German. The run is kept
+    in runs/phrasebook, as [bold]keras-transformer train[/bold] without settings keeps it.
+    """
+    settings, run_dir = load_settings(None), Path("runs/phrasebook")
+    load_tensorflow()
+    from keras_transformer import evaluation, training
+    from keras_transformer.data.sources import read_pairs
+
+    if stopped_by := training.train(settings, run_dir):
+        raise typer.Exit(128 + stopped_by)
+    pairs = read_pairs(settings.data.dev, "test", settings.data)
+    translations = with_progress(load_translator(run_dir), [source for source, _ in pairs])
+    for (source, target), translation in list(zip(pairs, translations, strict=True))[:10]:
+        typer.echo(f"{source}\n  {translation}" + ("" if translation == target else f"\n  (right: {target})"))
+    scores = evaluation.evaluate(translations, [target for _, target in pairs], settings.data.target_language)
+    typer.echo(f"\n{len(pairs)} phrases that are neither in train nor in dev:\n{scores}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from keras_transformer.errors import UsageError
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]  # strict: YAML's `true` is no 1
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -92,6 +92,20 @@ PRESETS = {
 }
 
 
+# What `train` and `demo` take when no settings are given: small, for phrases of some ten words.
+PHRASEBOOK = {
+    "model": {"num_layers": 2, "rate": 0.0, "pe_input": 64, "pe_target": 64},
+    "data": {"vocab_size": 1500},
+    "training": {
+        "max_steps": 2000,
+        "tokens_per_batch": 1024,
+        "warmup_steps": 500,
+        "label_smoothing": 0.0,
+        "evaluate_every": 500,
+    },
+}
+
+
 def preset(name: str) -> Settings:
     """The default settings with the model of that size."""
     if name not in PRESETS:
@@ -128,12 +142,12 @@ def settings_from(values: object, origin: str) -> Settings:
 
 
 def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> Settings:
-    """The settings of a YAML file (the defaults if None) after changes of the form "training.max_steps=100".
+    """The settings of a YAML file (the phrasebook's if None) after changes of the form "training.max_steps=100".
 
     Raises:
         UsageError: the file is missing or no YAML, a setting is unknown or its value is wrong.
     """
-    origin, values = "settings", {}
+    origin, values = "settings", PHRASEBOOK
     if path is not None:
         origin = str(path)
         try:
@@ -150,8 +164,7 @@ def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> S
             value = yaml.safe_load(value)
         except yaml.YAMLError:
             raise UsageError(f"--set {change}: {value!r} is not a YAML value") from None
-        values.setdefault(parts[0], {})
-        values[parts[0]] = {**values[parts[0]], parts[1]: value}
+        values = {**values, parts[0]: {**values.get(parts[0], {}), parts[1]: value}}
     # All changes at once: two settings that must agree can be changed in either order.
     return settings_from(values, " ".join(f"--set {change}" for change in changes) or origin)
 

@@ -1,6 +1,7 @@
 """Files: text that is UTF-8 with records ending at \\n whatever the locale, and writes that are whole or not there."""
 
 import contextlib
+import glob
 import gzip
 import os
 import shutil
@@ -63,9 +64,10 @@ def whole(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
+    prefix = f".{path.name}.unfinished-"
+    for left in path.parent.glob(f"{glob.escape(prefix)}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    beside = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
     try:
         yield beside / path.name
         for written in sorted(beside.rglob("*"), reverse=True):

@@ -73,9 +73,6 @@ class ResidualLayer(ExplicitCall, keras.layers.Layer):
     def feed_forward(self, x):
         return self.ffn(x), None
 
-    def compute_output_shape(self, x_shape):
-        return x_shape
-
     def get_config(self):
         names = ("d_model", "num_heads", "dff", "rate", "norm", "activation", "attention_rate", "ffn_rate")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

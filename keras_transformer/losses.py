@@ -53,7 +53,7 @@ def loss_function(real, pred, label_smoothing=0.0):
     Returns:
         A float32 scalar.
     """
-    real, pred = ops.convert_to_tensor(real), ops.cast(pred, "float32")
+    real, pred = ops.convert_to_tensor(real), ops.cast(ops.convert_to_tensor(pred), "float32")
     mask = ops.not_equal(real, PAD)
     losses = ops.where(mask, cross_entropy(real, pred, label_smoothing), 0.0)
     return ops.sum(losses) / ops.maximum(ops.sum(ops.cast(mask, "float32")), 1.0)
@@ -84,6 +84,9 @@ class TokenAccuracy(keras.metrics.Mean):
     def update_state(self, y_true, y_pred, sample_weight=None):
         y_true = ops.cast(y_true, "int32")
         right = ops.cast(ops.equal(ops.argmax(y_pred, axis=-1), y_true), "float32")
-        mask = ops.cast(ops.not_equal(y_true, PAD), "float32")
-        weight = mask if sample_weight is None else mask * ops.cast(sample_weight, "float32")
-        super().update_state(right, sample_weight=weight)
+        weight = ops.cast(ops.not_equal(y_true, PAD), "float32")
+        if sample_weight is not None:  # a weight for each row, (batch,), or for each token
+            sample_weight = ops.cast(sample_weight, "float32")
+            weight *= sample_weight[:, None] if len(sample_weight.shape) == 1 else sample_weight
+        # Flat, or Mean would average within each row first and count a row of one token as much as one of nine.
+        super().update_state(ops.reshape(right, (-1,)), sample_weight=ops.reshape(weight, (-1,)))

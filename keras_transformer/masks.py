@@ -18,7 +18,7 @@ def create_look_ahead_mask(size):
 
 def create_length_mask(valid_lens, size):
     """Block the positions at and after each row's length, (batch,) integers; float32 (batch, 1, 1, size)."""
-    lengths = ops.convert_to_tensor(valid_lens)
+    lengths = ops.cast(valid_lens, "int32")
     return ops.cast(ops.arange(size)[None, :] >= lengths[:, None], "float32")[:, None, None, :]
 
 

@@ -49,6 +49,12 @@ def make_train_step(model, optimizer, label_smoothing=0.0, train_loss=None, trai
         train_step(inp, tar): takes int32 source ids (batch, inp_len) and target ids (batch, tar_len), gives the loss.
     """
 
+    # Variables made inside a tf.function would have it traced twice.
+    if not model.built:
+        model.build((None, None), (None, None))
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
     @tf.function(input_signature=[IDS, IDS], autograph=False)
     def train_step(inp, tar):
         (inp, tar_inp), tar_real = teacher_forcing(inp, tar)

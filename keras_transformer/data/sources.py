@@ -52,7 +52,7 @@ def tfds_pairs(
         raise DataError(f"tfds:{name}, split {split}: {(str(error).strip() or repr(error)).splitlines()[0]}") from error
     for language in (source_language, target_language):
         if language not in info.features:
-            raise DataError(f"tfds:{name} has no language {language!r}, it has {', '.join(info.features)}")
+            raise DataError(f"tfds:{name} has no language {language!r}, it has {', '.join(sorted(info.features))}")
     return [
         tuple(as_record(example[language]) for language in (source_language, target_language))
         for example in tfds.as_numpy(data)

@@ -100,7 +100,14 @@ class Tokenizers(NamedTuple):
 
 
 def train_tokenizers(pairs: list[tuple[str, str]], vocab_size: int, joint: bool) -> Tokenizers:
-    """One model on both sides' text, or one for each."""
+    """One model on both sides' text, or one for each.
+
+    Raises:
+        DataError: a side has no text.
+    """
+    for side, name in enumerate(("source", "target")):
+        if not any(pair[side].strip() for pair in pairs):
+            raise DataError(f"the {name} side of the {len(pairs)} training pairs is blank")
     if joint:
         tokenizer = Tokenizer(train_sentencepiece((text for pair in pairs for text in pair), vocab_size))
         return Tokenizers(tokenizer, tokenizer)

@@ -1,0 +1,122 @@
+"""Checkpoints: everything comes back, damage is passed over, other models are refused."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer.checkpoints import checkpoint_files, restore_newest, save_checkpoint
+from keras_transformer.errors import DataError
+
+KERNEL, ITERATIONS, SEED = [[1.5, -2.0, 3e-9]], 7, [2**32 - 1, 0]
+
+
+def make_variables(kernel=((0.0, 0.0, 0.0),), name="kernel"):
+    return [
+        keras.Variable(kernel, dtype="float32", name=name),
+        keras.Variable(0, dtype="int64", name="iterations"),
+        keras.Variable([0, 0], dtype="uint32", name="seed"),
+    ]
+
+
+def save(folder, step, keep=3):
+    variables = make_variables()
+    for variable, value in zip(variables, (KERNEL, ITERATIONS + step, SEED), strict=True):
+        variable.assign(value)
+    save_checkpoint(folder, variables, {"step": step, "best_bleu": 12.5}, keep)
+
+
+def test_round_trip(tmp_path):
+    """Values, types and the state of the run are exactly what they were."""
+    save(tmp_path / "checkpoints", 20)
+    variables = make_variables()
+    assert restore_newest(tmp_path / "checkpoints", variables) == {"step": 20, "best_bleu": 12.5}
+    for variable, value in zip(variables, (KERNEL, ITERATIONS + 20, SEED), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), np.array(value, variable.dtype))
+
+
+def test_no_checkpoint(tmp_path):
+    assert restore_newest(tmp_path, make_variables()) is None
+    assert restore_newest(tmp_path / "none", make_variables()) is None
+
+
+def test_keeps_the_newest(tmp_path):
+    """By step, not by name as text: 100 is newer than 20."""
+    for step in (3, 20, 100):
+        save(tmp_path, step, keep=2)
+    assert [path.name for path in checkpoint_files(tmp_path)] == ["step-00000020.npz", "step-00000100.npz"]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert restore_newest(tmp_path, make_variables())["step"] == 100
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: b"no checkpoint",
+        lambda data: data.replace(np.float32(KERNEL).tobytes(), np.float32([[1.5, -2.0, 4.0]]).tobytes()),
+    ],
+    ids=["half of it", "all but a byte", "empty", "something else", "another number"],
+)
+def test_damaged_one_is_passed_over(tmp_path, caplog, damage):
+    """The run goes on from the one before, and says so."""
+    for step in (10, 20):
+        save(tmp_path, step)
+    newest = tmp_path / "step-00000020.npz"
+    assert damage(newest.read_bytes()) != newest.read_bytes()
+    newest.write_bytes(damage(newest.read_bytes()))
+    variables = make_variables()
+    with caplog.at_level(logging.WARNING, "keras_transformer"):
+        assert restore_newest(tmp_path, variables)["step"] == 10
+    assert variables[1].numpy() == ITERATIONS + 10
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(f"{newest}: damaged, passed over (")
+
+
+def test_all_damaged(tmp_path):
+    save(tmp_path, 10)
+    (tmp_path / "step-00000010.npz").write_bytes(b"")
+    assert restore_newest(tmp_path, make_variables()) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (lambda: make_variables([[0.0, 0.0]]), r"0000 kernel is \(1, 3\), the model's is \(1, 2\)"),
+        (lambda: make_variables(name="weights"), r"3 variables, the model has 3; they differ in '0000 kernel'"),
+        (lambda: make_variables()[:2], r"3 variables, the model has 2; they differ in '0002 seed'"),
+        (lambda: make_variables()[::-1], r"they differ in '0000 kernel'"),
+    ],
+    ids=["shape", "name", "number", "order"],
+)
+def test_other_variables_are_refused(tmp_path, variables, message):
+    """And none is changed, the first that still fits included."""
+    save(tmp_path, 10)
+    given = variables()
+    before = [variable.numpy() for variable in given]
+    with pytest.raises(DataError, match=f"step-00000010.npz: .*{message}"):
+        restore_newest(tmp_path, given)
+    for variable, value in zip(given, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_a_model_and_its_optimizer(tmp_path, tiny):
+    """Every variable of both, seeds and moments too, none left out."""
+
+    def make():
+        model = tiny(num_layers=1, name="transformer")
+        model.build((None, None), (None, None))
+        optimizer = keras.optimizers.Adam(name="adam")
+        optimizer.build(model.trainable_variables)
+        return [*model.variables, *optimizer.variables]
+
+    saved, fresh = make(), make()
+    for number, variable in enumerate(saved):
+        variable.assign(np.full(variable.shape, number + 1, variable.dtype))
+    save_checkpoint(tmp_path, saved, {"step": 3}, keep=1)
+    restore_newest(tmp_path, fresh)
+    assert len(fresh) == len(saved) > 100
+    for number, variable in enumerate(fresh):
+        assert np.all(variable.numpy() == number + 1)

@@ -1,0 +1,255 @@
+"""The command as a person meets it: lines in, lines out, one line for a mistake, an exit code that says which."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from keras_transformer import cli
+from keras_transformer.files import read_lines
+
+COMMAND = Path(sys.executable).with_name("keras-transformer")
+SETTINGS = """
+model: {num_layers: 1, d_model: 16, num_heads: 2, dff: 32, pe_input: 30, pe_target: 30}
+data: {train: [de.txt, en.txt], dev: [de.txt, en.txt], target_language: en, vocab_size: 60}
+training: {max_steps: 4, tokens_per_batch: 100, evaluate_every: 2, checkpoint_every: 2}
+"""
+GERMAN = ["Ein Hund läuft.", "Zwei Hunde laufen.", "Eine Katze schläft.", "Die Katze sieht den Hund."]
+ENGLISH = ["A dog runs.", "Two dogs run.", "A cat sleeps.", "The cat sees the dog."]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working folder with two texts and settings for them."""
+    monkeypatch.chdir(tmp_path)
+    Path("de.txt").write_text("\n".join(GERMAN) + "\n", encoding="utf-8")
+    Path("en.txt").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
+    Path("small.yaml").write_text(SETTINGS, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of four updates: it has learnt nothing, but it translates."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("de.txt").write_text("\n".join(GERMAN) + "\n", encoding="utf-8")
+        Path("en.txt").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
+        Path("small.yaml").write_text(SETTINGS, encoding="utf-8")
+        sys.argv[:], argv = ["keras-transformer", "train", "small.yaml"], list(sys.argv)
+        try:
+            cli.app(standalone_mode=False)
+        finally:
+            sys.argv[:] = argv
+    finally:
+        os.chdir(before)
+    return folder / "runs" / "small"
+
+
+@pytest.fixture
+def command(monkeypatch, capfdbinary):
+    """Runs the command in this process; gives (exit code, stdout, stderr), the two decoded as UTF-8."""
+
+    def call(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["keras-transformer", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfdbinary.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        return code, out.decode("utf-8"), err.decode("utf-8")
+
+    return call
+
+
+def everything(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+BAD_INPUT = [
+    # what is done to the folder, the arguments, the exit code, what the one line says
+    (None, ["train", "small.yaml", "--set", "training.maxsteps=3"], 2, ["maxsteps", "did you mean 'max_steps'"]),
+    (None, ["train", "small.yaml", "--set", "model.d_model=17"], 2, ["d_model", "17", "multiple"]),
+    (None, ["train", "nothing.yaml"], 2, ["nothing.yaml"]),
+    (None, ["train", "small.yaml", "--set", "data.train=phrasebook:en-xx"], 2, ["data.train", "xx"]),
+    (("en.txt", b"A dog runs.\nTwo dogs run.\n"), ["train", "small.yaml"], 1, ["de.txt has 4", "en.txt has 2"]),
+    (("en.txt", None), ["train", "small.yaml"], 1, ["en.txt", "No such file"]),
+    (("en.txt", b""), ["train", "small.yaml"], 1, ["en.txt", "empty"]),
+    (("en.txt", b"A\nB\nC \xff\nD\n"), ["train", "small.yaml"], 1, ["en.txt, line 3", "not UTF-8", "0xff"]),
+    (None, ["translate", "."], 1, ["settings.yaml"]),
+    (None, ["evaluate", ".", "de.txt", "en.txt"], 1, ["settings.yaml"]),
+    (("en.txt", b"A\nB\nC\n"), ["evaluate", ".", "de.txt", "en.txt"], 1, ["4 lines", "3"]),
+    (None, ["export", ".", "out"], 1, ["settings.yaml"]),
+    (None, ["settings", "--preset", "bas"], 2, ["bas", "did you mean 'base'"]),
+]
+
+
+@pytest.mark.parametrize(("change", "arguments", "code", "says"), BAD_INPUT, ids=lambda value: str(value)[:60])
+def test_bad_input_gets_one_line_and_writes_nothing(folder, command, change, arguments, code, says):
+    """C10, https://github.com/mjpost/sacrebleu/issues/160, among them: 4 lines against 3, no score."""
+    if change:
+        name, content = change
+        Path(name).unlink() if content is None else Path(name).write_bytes(content)
+    before = everything(folder)
+    got, out, err = command(*arguments)
+    assert got == code
+    assert out == ""
+    assert err.count("\n") == 1 and err.startswith("error: ")
+    for words in says:
+        assert words in err
+    assert everything(folder) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", None], ids=["empty", "rubbish", "truncated"])
+def test_a_damaged_tokenizer_is_named(folder, command, run, content):
+    """D1, https://github.com/OpenNMT/OpenNMT-tf/issues/108: one clear error that names the file."""
+    import shutil
+
+    shutil.copytree(run, "copy")
+    model = Path("copy/tokenizer/joint.model")
+    model.write_bytes(model.read_bytes()[:500] if content is None else content)
+    code, out, err = command("translate", "copy", stdin=b"Ein Hund\n")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1 and "copy/tokenizer/joint.model" in err
+
+
+def test_a_damaged_model_is_named(folder, command, run):
+    import shutil
+
+    shutil.copytree(run, "copy")
+    model = Path("copy/best.keras")
+    model.write_bytes(model.read_bytes()[:5000])
+    code, out, err = command("translate", "copy", stdin=b"Ein Hund\n")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1 and "copy/best.keras" in err
+
+
+@pytest.mark.parametrize(("stdin", "lines"), [(b"a\nb\n", 2), (b"a\nb", 2), (b"a\nb\n\n", 3), (b"", 0)])
+def test_as_many_lines_out_as_in(command, run, stdin, lines):
+    """C1, https://github.com/tensorflow/tensor2tensor/issues/376: a line too many after the last."""
+    code, out, err = command("translate", run, stdin=stdin)
+    assert code == 0
+    assert out.count("\n") == lines
+
+
+def test_blank_lines_stay_blank(command, run):
+    """C2, https://github.com/joeynmt/joeynmt/issues/183."""
+    code, out, _ = command("translate", run, stdin=b"Ein Hund\n\n \t\nZwei Hunde\n")
+    lines = out.split("\n")
+    assert code == 0
+    assert lines[1:3] == ["", ""] and lines[0] and lines[3] and lines[4:] == [""]
+
+
+def test_a_carriage_return_is_text_or_part_of_the_lines_end(command, run):
+    """C5, https://github.com/mjpost/sacrebleu/pull/24: "\\n" alone ends a record; CRLF input translates as LF input."""
+    assert command("translate", run, stdin=b"a\rb\n")[1].count("\n") == 1
+    windows = command("translate", run, stdin=b"Ein Hund\r\nZwei Hunde\r\n")[1]
+    assert windows == command("translate", run, stdin=b"Ein Hund\nZwei Hunde\n")[1]
+
+
+def test_bad_bytes_and_long_lines_are_warned_of_and_keep_their_place(command, run):
+    """The second line is not UTF-8, the third has 5,000 words; five lines come out and the exit code is 0.
+
+    C3, https://github.com/marian-nmt/marian-dev/issues/365.
+    """
+    lines = [b"Ein Hund", b"Ein \xff Hund", b"Hund " * 5000, b"Zwei Hunde", b"Eine Katze"]
+    code, out, err = command("translate", run, stdin=b"\n".join(lines))
+    assert code == 0 and out.count("\n") == 5
+    assert "line 2: not UTF-8" in err and "line 3: " in err and "cut to" in err
+    alone = command("translate", run, stdin="Ein \ufffd Hund\n".encode())[1]
+    assert out.split("\n")[1] == alone.rstrip("\n")
+
+
+def test_evaluate_scores_what_translate_writes(command, run, folder):
+    """C8, https://github.com/tensorflow/tensor2tensor/issues/587: sacreBLEU on the detokenised output, to 0.01."""
+    hypotheses = command("translate", run, "de.txt")[1].split("\n")[:-1]
+    code, out, _ = command("evaluate", run, "de.txt", "en.txt")
+    bleu = sacrebleu.corpus_bleu(hypotheses, [ENGLISH])
+    chrf = sacrebleu.corpus_chrf(hypotheses, [ENGLISH])
+    assert code == 0
+    assert f"BLEU {bleu.score:.2f} " in out and "tok:13a" in out and "case:mixed" in out
+    assert f"chrF2 {chrf.score:.2f} " in out
+
+
+def test_evaluating_windows_files_gives_the_same_score(command, run, folder):
+    """C5, https://github.com/mjpost/sacrebleu/pull/24, in references."""
+    unix = command("evaluate", run, "de.txt", "en.txt")[1]
+    for name in ("de.txt", "en.txt"):
+        Path(name).write_bytes(Path(name).read_bytes().replace(b"\n", b"\r\n"))
+    assert command("evaluate", run, "de.txt", "en.txt")[1] == unix
+
+
+def test_the_export_translates_as_the_run(command, run, folder):
+    """S6, https://github.com/OpenNMT/OpenNMT-tf/issues/501: blank, long and odd lines included."""
+    text = "\n".join([*GERMAN, "", " \t", "Hund " * 50, "Ein\u00a0Hund", "x"]).encode()
+    assert command("export", run, "out")[0] == 0
+    assert command("translate", "out", stdin=text)[1] == command("translate", run, stdin=text)[1]
+    assert command("evaluate", "out", "de.txt", "en.txt")[1] == command("evaluate", run, "de.txt", "en.txt")[1]
+    code, _, err = command("export", run, "out")
+    assert code == 1 and "out is there already" in err
+
+
+def test_settings_are_yaml_that_train_takes(command, folder):
+    from keras_transformer.config import load_settings, preset
+
+    code, out, err = command("settings", "--preset", "base")
+    Path("base.yaml").write_text(out, encoding="utf-8")
+    assert (code, err) == (0, "")
+    assert load_settings("base.yaml") == preset("base")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["frobnicate"], ["train", "--set", "a.b=1"]])
+def test_help_and_usage_errors_do_not_load_tensorflow(arguments, folder):
+    """Loading it takes seconds; -X importtime lists every module that was."""
+    result = subprocess.run([sys.executable, "-X", "importtime", COMMAND, *arguments], capture_output=True, text=True)
+    assert result.returncode == (0 if "--help" in arguments else 2)
+    assert "typer" in result.stderr
+    for module in ("tensorflow", "keras", "numpy", "sentencepiece", "babel"):
+        assert f"| {module}\n" not in result.stderr.replace("|   ", "| ").replace("  ", "")
+
+
+def test_the_locale_does_not_matter(run, folder):
+    """C6, https://github.com/OpenNMT/OpenNMT-tf/issues/126, and D3, https://github.com/OpenNMT/OpenNMT-tf/issues/886.
+
+    Under an ASCII locale, through a pipe: valid UTF-8 on stdout alone, and the run trained there is the same.
+    """
+    text = "Die Straße läuft. Привет 中文 Ação\n".encode()
+    ascii_locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    utf8_locale = {**os.environ, "LC_ALL": "C.UTF-8"}
+    outputs = [
+        subprocess.run([COMMAND, "translate", run], input=text, capture_output=True, env=env, check=True)
+        for env in (ascii_locale, utf8_locale)
+    ]
+    assert outputs[0].stdout == outputs[1].stdout
+    assert outputs[0].stdout.decode("utf-8").count("\n") == 1
+    assert outputs[0].stderr == b""
+    subprocess.run([COMMAND, "train", "small.yaml"], env=ascii_locale, check=True, capture_output=True)
+    for name in ("settings.yaml", "tokenizer/joint.model"):
+        assert Path("runs/small", name).read_bytes() == (run / name).read_bytes()
+
+
+def test_the_whole_run_again_says_that_nothing_is_left(run, command, monkeypatch):
+    """T3, https://github.com/keras-team/keras/issues/20712."""
+    monkeypatch.chdir(run.parent.parent)
+    code, _, err = command("train", "small.yaml")
+    assert code == 0 and "nothing left to do" in err
+    assert read_lines(run / "settings.yaml")
+
+
+def test_scripts_are_the_same_command(folder):
+    script = Path(__file__).parents[1] / "scripts" / "train.py"
+    begin = time.perf_counter()
+    result = subprocess.run([sys.executable, script, "nothing.yaml"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: nothing.yaml") and time.perf_counter() - begin < 60

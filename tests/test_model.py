@@ -1,0 +1,241 @@
+"""The model: what each position may see, its two doors, its numbers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_transformer import Decoder, Encoder, Transformer, create_masks, loss_function
+
+CROSS = ("decoder_layer1_block2", "decoder_layer2_block2")
+SHORT, PADDED = np.array([[5, 6, 7]], "int32"), np.array([[5, 6, 7, 0, 0]], "int32")
+TAR = np.array([[2, 8, 9, 5, 6]], "int32")
+
+
+def finite(tree):
+    leaves = (tf.cast(tf.convert_to_tensor(leaf), "float32") for leaf in keras.tree.flatten(tree))
+    return all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+def test_source_and_target_of_different_lengths(tiny, rng):
+    """M1, https://github.com/keras-team/keras-io/pull/1046, https://github.com/keras-team/keras-io/issues/1964: the
+    source's own padding blocks the decoder's attention to it, and nothing of the target does."""
+    model = tiny()
+    assert model((rng.integers(4, 40, (2, 7)), rng.integers(4, 40, (2, 5)))).shape == (2, 5, 40)
+    np.testing.assert_allclose(model((PADDED, TAR)), model((SHORT, TAR)), atol=1e-5)
+    _, attention_weights = model(PADDED, TAR)
+    for name in CROSS:
+        weights = attention_weights[name].numpy()
+        assert weights.shape == (1, 2, 5, 5)
+        assert (weights[..., 3:] == 0).all() and (weights[..., :3] > 0).all()
+    tail = np.array([[2, 8, 9, 0, 0]], "int32")
+    np.testing.assert_allclose(model((PADDED, tail))[:, :3], model((PADDED, TAR))[:, :3], atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_layers", "norm"), [(1, "post"), (2, "pre"), (3, "post")])
+def test_no_position_sees_a_later_one(tiny, rng, num_layers, norm):
+    """M4, https://github.com/jadore801120/attention-is-all-you-need-pytorch/issues/19,
+    https://github.com/lsdefine/attention-is-all-you-need-keras/issues/6,
+    https://github.com/tensorflow/tensor2tensor/issues/1309: the logits of a position do not change with the target
+    after it, in training or not, and have no gradient to it."""
+    model = tiny(num_layers=num_layers, norm=norm)
+    for training in (True, False):
+        logits = model((PADDED, TAR), training=training)
+        # The same source with five targets, of which the j-th keeps the ids up to j.
+        changed = np.where(np.arange(5) <= np.arange(5)[:, None], TAR, rng.integers(20, 40, (5, 5)))
+        for j, other in enumerate(model((np.repeat(PADDED, 5, 0), changed), training=training)):
+            np.testing.assert_allclose(other[: j + 1], logits[0, : j + 1], atol=1e-6)
+            assert j == 4 or np.abs(other[j + 1 :] - logits[0, j + 1 :]).max() > 1e-3
+    # All ids differ, so that the embedding's row of an id is the input of its position alone.
+    for j in range(5):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(model((PADDED, TAR), training=True)[:, j] ** 2)
+        gradient = tf.convert_to_tensor(tape.gradient(total, model.decoder.embedding.embeddings)).numpy()[TAR[0]]
+        assert (gradient[j + 1 :] == 0).all()
+        assert (np.abs(gradient[: j + 1]).max(-1) > 0).all()
+
+
+def test_masks_depend_on_ids_alone(tiny, rng):
+    """M5, https://github.com/Kyubyong/transformer/issues/33 (and /3, /66): an id whose vector is all zeros is
+    attended to, padding whose vector is not zero is not."""
+    model = tiny()
+    model((PADDED, TAR))
+    table = model.encoder.embedding.embeddings.numpy()
+    table[6], table[0] = 0, rng.normal(size=16)
+    model.encoder.embedding.set_weights([table])
+    _, attention_weights = model(PADDED, TAR)
+    for name in CROSS:
+        assert (attention_weights[name].numpy()[..., 1] > 0).all()
+        assert (attention_weights[name].numpy()[..., 3:] == 0).all()
+    logits = model((PADDED, TAR))
+    table[0] = rng.normal(size=16)
+    model.encoder.embedding.set_weights([table])
+    np.testing.assert_array_equal(model((PADDED, TAR)), logits)
+
+
+def test_padding_is_blocked_whichever_way_the_model_is_called(tiny):
+    """M6, https://github.com/keras-team/keras/issues/18416, https://github.com/keras-team/keras-hub/issues/2220: the
+    outputs for [5, 6, 7, 0, 0] are those for [5, 6, 7], at 0..2 of the target as of the source, with no warning."""
+    model = tiny(num_layers=1)
+    inputs = (keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32"))
+    functional = keras.Model(inputs, model(inputs))
+    tar_short, tar_padded = TAR[:, :3], np.array([[2, 8, 9, 0, 0]], "int32")
+    wanted = model((SHORT, tar_short)).numpy()
+    in_a_graph = tf.function(lambda inp, tar: model((inp, tar)))
+    for call in (lambda *pair: model(pair), in_a_graph, lambda *pair: functional(pair)):
+        np.testing.assert_allclose(call(PADDED, tar_padded)[:, :3], wanted, atol=1e-5)
+    np.testing.assert_allclose(model.predict((PADDED, tar_padded), verbose=0)[:, :3], wanted, atol=1e-5)
+    np.testing.assert_allclose(model.encoder(PADDED, None, create_masks(PADDED, TAR)[0])[:, :3],
+                               model.encoder(SHORT), atol=1e-5)  # fmt: skip
+
+    model.compile(keras.optimizers.SGD(0.0), loss=loss_function)
+    real_short, real_padded = np.array([[8, 9, 3]]), np.array([[8, 9, 3, 0, 0]])
+    loss = float(loss_function(real_short, wanted))
+    assert model.evaluate((PADDED, tar_padded), real_padded, verbose=0) == pytest.approx(loss, abs=1e-5)
+    history = model.fit((PADDED, tar_padded), real_padded, verbose=0).history
+    assert history["loss"][0] == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("float32", 1e-5), ("mixed_float16", 1e-2), ("mixed_bfloat16", 1e-1)]
+)
+@pytest.mark.parametrize("blocked", ["source", "target"])
+def test_a_row_of_padding_is_finite_and_harms_no_other(tiny, policy, tolerance, blocked):
+    """M7, https://github.com/tracel-ai/burn/pull/4697: row 0's source is all padding, or its target begins with
+    padding, so that look-ahead and padding together block its first position whole; row 1 is as if alone."""
+    model = tiny(dtype=policy)
+    inp = np.array([[0, 0, 0, 0], [5, 6, 7, 0]], "int32") if blocked == "source" else np.full((2, 4), 5, "int32")
+    tar = np.array([[2, 8, 9], [2, 6, 7]] if blocked == "source" else [[0, 8, 9], [2, 6, 7]], "int32")
+    real = np.array([[8, 9, 3], [6, 7, 3]])
+    model((inp, tar))
+    with tf.GradientTape() as tape:
+        logits, attention_weights = model(inp, tar, True)
+        loss = loss_function(real, logits)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    assert finite((logits, attention_weights, gradients))
+    alone, alone_weights = model(inp[1:], tar[1:], True)
+    np.testing.assert_allclose(logits[1:], alone, atol=tolerance)
+    for name, weights in attention_weights.items():
+        np.testing.assert_allclose(
+            tf.cast(weights[1:], "float32"), tf.cast(alone_weights[name], "float32"), atol=tolerance
+        )
+
+
+@pytest.mark.parametrize(("norm", "share_embeddings"), [("post", False), ("pre", True)])
+@pytest.mark.parametrize(("policy", "tolerance"), [("mixed_float16", 0.03), ("mixed_bfloat16", 0.2)])
+def test_mixed_precision_is_close_to_float32(tiny, policy, tolerance, norm, share_embeddings):
+    """X1, https://github.com/athena-team/athena/issues/77: finite with padding and without, logits in float32."""
+    half = tiny(dtype=policy, norm=norm, share_embeddings=share_embeddings)
+    full = tiny(norm=norm, share_embeddings=share_embeddings)
+    for pair in ((PADDED, TAR), (SHORT, TAR), (SHORT, np.array([[2, 8, 0]], "int32"))):
+        wanted, logits = full(pair), half(pair)
+        assert logits.dtype == "float32"
+        assert all(v.dtype == "float32" for v in half.trainable_variables)
+        np.testing.assert_allclose(logits, wanted, atol=tolerance)
+
+
+def test_a_constant_next_token_can_be_made_by_hand(tiny):
+    """With a projection of kernel 0 and bias log p the distribution is p at every step."""
+    model = tiny()
+    model((SHORT, TAR))
+    bias = np.full(40, -1e4)
+    bias[[6, 3]] = np.log([0.9, 0.1])
+    model.final_layer.set_weights([np.zeros((16, 40)), bias])
+    probabilities = tf.nn.softmax(model((PADDED, TAR))).numpy()
+    np.testing.assert_allclose(probabilities[..., [6, 3]], np.broadcast_to([0.9, 0.1], (1, 5, 2)), rtol=1e-5)
+
+
+def test_both_doors_lead_to_the_same_logits(tiny):
+    """Masks left out are made from the ids; given, they are used."""
+    model = tiny()
+    masks = create_masks(PADDED, TAR)
+    logits, attention_weights = model(PADDED, TAR, False, *masks)
+    np.testing.assert_array_equal(model((PADDED, TAR)), logits)
+    np.testing.assert_array_equal(model([PADDED, TAR]), logits)
+    np.testing.assert_array_equal(model(PADDED, TAR)[0], logits)
+    np.testing.assert_array_equal(model(PADDED, tar=TAR, training=False, dec_padding_mask=masks[2])[0], logits)
+    assert list(attention_weights) == [f"decoder_layer{i}_block{j}" for i in (1, 2) for j in (1, 2)]
+    # Block the first source position too: it is no longer attended to.
+    first = np.array([1, 0, 0, 1, 1], "float32").reshape(1, 1, 1, 5)
+    _, blocked = model(PADDED, TAR, False, first, masks[1], first)
+    assert (blocked[CROSS[1]].numpy()[..., 0] == 0).all() and (blocked[CROSS[1]].numpy()[..., 1:3] > 0).all()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_parts_make_the_whole(tiny, norm):
+    """encode, decode and project, one after the other, are the call."""
+    model = tiny(norm=norm)
+    enc_mask, look_ahead_mask, dec_mask = create_masks(PADDED, TAR)
+    logits, attention_weights = model(PADDED, TAR)
+    x, weights = model.decode(TAR, model.encode(PADDED), False, look_ahead_mask, dec_mask)
+    np.testing.assert_allclose(model.project(x), logits, atol=1e-6)
+    np.testing.assert_allclose(weights[CROSS[1]], attention_weights[CROSS[1]], atol=1e-6)
+    np.testing.assert_array_equal(model.encode(PADDED, False, enc_mask), model.encode(PADDED))
+    # The last thing in either stack is a normalisation, whose gain is 1 and offset 0 at first.
+    for output in (model.encode(PADDED), x):
+        np.testing.assert_allclose(np.mean(output, -1), np.zeros((1, 5)), atol=1e-5)
+        np.testing.assert_allclose(np.var(output, -1), np.ones((1, 5)), atol=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_number_of_parameters(tiny, norm):
+    """attention a = 4 (16 * 16 + 16) = 1088; feed-forward f = 16 * 32 + 32 + 32 * 16 + 16 = 1072; normalisation n = 32.
+
+    Layers: 2 (a + f + 2n) = 4448 and 2 (2a + f + 3n) = 6688. Embeddings: 2 * 40 * 16 = 1280. Projection: 17 * 40 = 680.
+    "pre" has one normalisation more in each stack.
+    """
+    pair = (PADDED, TAR)
+    more = 64 if norm == "pre" else 0
+    model, shared = tiny(norm=norm), tiny(norm=norm, share_embeddings=True)
+    model(pair), shared(pair)
+    assert model.count_params() == 4448 + 6688 + 1280 + 680 + more
+    assert shared.count_params() == 4448 + 6688 + 640 + more
+
+
+def test_shared_embeddings_are_one_matrix(tiny):
+    """Source ids, target ids and the projection read the same rows."""
+    model = tiny(share_embeddings=True)
+    model((PADDED, TAR))
+    assert model.encoder.embedding is model.decoder.embedding
+    table = model.encoder.embedding.embeddings.numpy()
+    x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype("float32")
+    np.testing.assert_allclose(model.project(x), x @ table.T, atol=1e-5)
+    assert [v.path for v in model.variables].count(model.encoder.embedding.embeddings.path) == 1
+
+
+def test_shared_embeddings_need_one_vocabulary(tiny):
+    with pytest.raises(ValueError, match="got input_vocab_size=40 and target_vocab_size=41"):
+        tiny(share_embeddings=True, target_vocab_size=41)
+
+
+def test_embeddings_stand_beside_the_positions():
+    """Section 3.4: vectors are multiplied by sqrt(d_model), here sqrt(16) = 4, before the position is added."""
+    encoder = Encoder(0, 16, 2, 32, 40, 60, 0.0)
+    output = encoder(np.array([[7, 7]]))
+    row = encoder.embedding.embeddings.numpy()[7]
+    np.testing.assert_allclose(output[0, 0], 4 * row + np.array([0, 1] * 8), atol=1e-6)
+    assert np.abs(output[0, 1] - output[0, 0]).max() > 0.1
+
+
+def test_dropout_acts_in_training_alone(tiny):
+    model = tiny(rate=0.5)
+    still = model((PADDED, TAR)).numpy()
+    np.testing.assert_array_equal(model((PADDED, TAR), training=False), still)
+    np.testing.assert_array_equal(model(PADDED, TAR, False)[0], still)
+    np.testing.assert_allclose(model.predict((PADDED, TAR), verbose=0), still, atol=1e-5)
+    assert np.abs(model(PADDED, TAR, True)[0] - still).max() > 1e-2
+    assert np.abs(model((PADDED, TAR), training=True) - still).max() > 1e-2
+
+
+def test_stacks_take_the_documents_arguments():
+    """Seven by position, the last with a default of 0.1, and as many layers as asked."""
+    encoder = Encoder(2, 16, 4, 32, 50, 60)
+    decoder = Decoder(3, 16, 4, 32, 50, 60)
+    assert (encoder.rate, len(encoder.enc_layers), len(decoder.dec_layers)) == (0.1, 2, 3)
+    enc_output = encoder(PADDED, False, None)
+    x, attention_weights = decoder(TAR, enc_output, False, None, None)
+    assert enc_output.shape == x.shape == (1, 5, 16)
+    assert {name: w.shape for name, w in attention_weights.items()} == {
+        f"decoder_layer{i}_block{j}": (1, 4, 5, 5) for i in (1, 2, 3) for j in (1, 2)
+    }
+    assert Transformer(1, 16, 4, 32, 50, 50, 60, 60).rate == 0.1
