@@ -81,7 +81,8 @@ class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
 
     def split_heads(self, x, batch_size):
         """(batch, seq_len, d_model) to (batch, num_heads, seq_len, depth)."""
-        x = ops.reshape(x, (batch_size, -1, self.num_heads, self.depth))
+        # Not -1 for the length: of an empty batch any length would do.
+        x = ops.reshape(x, (batch_size, ops.shape(x)[1], self.num_heads, self.depth))
         return ops.transpose(x, (0, 2, 1, 3))
 
     def call(self, v, k, q, mask=None, training=None):
@@ -92,7 +93,7 @@ class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
         dropout = (lambda weights: self.dropout(weights, training=training)) if self.rate else None
         attention, attention_weights = scaled_dot_product_attention(q, k, v, mask, dropout)
         attention = ops.transpose(attention, (0, 2, 1, 3))  # (batch, seq_len_q, num_heads, depth)
-        concatenated = ops.reshape(attention, (batch_size, -1, self.d_model))
+        concatenated = ops.reshape(attention, (batch_size, ops.shape(attention)[1], self.d_model))
         return self.dense(concatenated), attention_weights
 
     def get_config(self):

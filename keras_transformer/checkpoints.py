@@ -22,7 +22,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 def named(variables: list) -> dict:
     """The variables by place and path, without the numbers that Keras gives to namesakes within a process."""
-    return {f"{i:04d} {re.sub(r'_[0-9]+(?=/|$)', '', variable.path)}": variable for i, variable in enumerate(variables)}
+    paths = [re.sub(r"_[0-9]+(?=[/_]|$)", "", variable.path) for variable in variables]
+    return {f"{i:04d} {path}": variable for i, (path, variable) in enumerate(zip(paths, variables, strict=True))}
 
 
 def save_checkpoint(folder: Path, variables: list, state: dict, keep: int) -> None:

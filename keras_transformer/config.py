@@ -94,12 +94,12 @@ PRESETS = {
 
 # What `train` and `demo` take when no settings are given: small, for phrases of some ten words.
 PHRASEBOOK = {
-    "model": {"num_layers": 2, "rate": 0.0, "pe_input": 64, "pe_target": 64},
+    "model": {"num_layers": 2, "num_heads": 8, "rate": 0.0, "norm": "pre", "pe_input": 64, "pe_target": 64},
     "data": {"vocab_size": 1500},
     "training": {
-        "max_steps": 2000,
+        "max_steps": 2500,
         "tokens_per_batch": 1024,
-        "warmup_steps": 500,
+        "warmup_steps": 1000,
         "label_smoothing": 0.0,
         "evaluate_every": 500,
     },

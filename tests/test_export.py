@@ -18,7 +18,7 @@ BARE = """
 import json, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("keras", "keras_transformer", "sentencepiece", "babel", "pydantic", "sacrebleu"):
+        if name.partition(".")[0] in ("keras_transformer", "sentencepiece", "babel", "pydantic", "sacrebleu"):
             raise ImportError(name)
 sys.meta_path.insert(0, Refuse())
 import tensorflow as tf

@@ -144,7 +144,7 @@ def test_whole_replaces_the_old_file(tmp_path):
 
 
 def test_whole_clears_what_a_killed_process_left(tmp_path):
-    path, left = tmp_path / "a.txt", tmp_path / ".a.txt-h4lfd0ne"
+    path, left = tmp_path / "a.txt", tmp_path / ".a.txt.unfinished-h4lfd0ne"
     left.mkdir()
     write_file(left / "a.txt", "half of the n")
     write_file(tmp_path / "a.txt-notes", "of the user")

@@ -177,13 +177,6 @@ def test_markers_in_the_corpus_are_no_pieces():
     assert there_and_back(tokenizer, [text]) == [text]
 
 
-def test_numbers_are_split_into_digits():
-    """However often a number was seen."""
-    tokenizer = Tokenizer(train_sentencepiece(["in 1985 1985"] * 50, 60))
-    assert there_and_back(tokenizer, ["5891 in 1985"]) == ["5891 in 1985"]
-    assert not [piece for piece in tokenizer.pieces if sum(map(str.isdigit, piece)) > 1]
-
-
 def test_bytes_that_are_no_utf8(tokenizer):
     """They count as U+FFFD, unknown here; the rest of the text stays."""
     ids = tokenizer.encode(tf.constant([b"The \xff fox"]))

@@ -112,8 +112,10 @@ def token_batches(
         step: how many batches of that endless sequence to leave out at the beginning, to go on from there.
     """
 
+    in_epoch = len(epoch_batches(corpus, tokens_per_batch, seed, 0))
+
     def rows():
-        first, done = divmod(step, len(epoch_batches(corpus, tokens_per_batch, seed, 0)))
+        first, done = divmod(step, in_epoch)
         for epoch in itertools.count(first) if epochs is None else range(first, epochs):
             yield from epoch_batches(corpus, tokens_per_batch, seed, epoch)[done if epoch == first else 0 :]
 
@@ -121,7 +123,9 @@ def token_batches(
         return tf.gather(corpus.source, rows).to_tensor(), tf.gather(corpus.target, rows).to_tensor()
 
     dataset = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((None,), tf.int64))
-    return dataset.map(batch).prefetch(4)
+    # Keras warns at the end of a data set that has not said how long it is.
+    length = tf.data.INFINITE_CARDINALITY if epochs is None else max(0, epochs * in_epoch - step)
+    return dataset.map(batch).prefetch(4).apply(tf.data.experimental.assert_cardinality(length))
 
 
 def teacher_forcing(inp: tf.Tensor, tar: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:

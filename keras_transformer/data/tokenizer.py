@@ -32,7 +32,6 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> bytes:
             character_coverage=1.0,
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
-            split_digits=True,  # a number is copied digit by digit, whether or not it was seen
             max_sentence_length=2**30,
             pad_id=PAD,
             unk_id=UNK,
