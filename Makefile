@@ -2,21 +2,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint
+.PHONY: .venv demo test lint
 
-.venv: setup.cfg pyproject.toml
+# The mark is made last, so that a set-up which failed half-way is done again.
+.venv: .venv/ready
+.venv/ready: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	touch .venv
+	touch $@
 
 # Trains on the built-in phrasebook, then translates phrases that it never saw. Minutes.
-demo: .venv
+demo: .venv/ready
 	$(BIN)/keras-transformer demo
 
-test: .venv lint
+test: lint
 	$(BIN)/python -m pytest
 
-lint: .venv
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -32,7 +32,8 @@ def __getattr__(name):
 
 
 # The command answers --help and usage errors before Keras, whose import takes seconds, is loaded; there the names above
-# come on first use. Python's argv[0] is "-m" while it looks for `python -m keras_transformer`.
-if Path(sys.argv[0]).name not in ("keras-transformer", "-m"):
+# come on first use.
+_command = Path((sys.argv or [""])[0]).name == "keras-transformer" or sys.orig_argv[1:3] == ["-m", "keras_transformer"]
+if not _command:
     for _module in _PURE:
         importlib.import_module(f"{__name__}.{_module}")

@@ -28,6 +28,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or an ex
 
 def load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # the layers run on others too, the command does not
     with quiet_stderr():
         import tensorflow as tf
         import tensorflow_text  # noqa: F401
@@ -51,6 +52,7 @@ def demo() -> None:
     from keras_transformer.data.sources import read_pairs
 
     if stopped_by := training.train(settings, run_dir):
+        typer.echo("stopped after a checkpoint; the same command goes on", err=True)
         raise typer.Exit(128 + stopped_by)
     pairs = read_pairs(settings.data.dev, "test", settings.data)
     translations = with_progress(load_translator(run_dir), [source for source, _ in pairs])
@@ -96,7 +98,9 @@ def train(
 @app.command()
 def translate(
     run: Run,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Sentences, one a line; else stdin.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Sentences, one a line; or .gz. Default: stdin.")
+    ] = None,
 ) -> None:
     """Translate text: a line out for each line in.
 
@@ -105,9 +109,8 @@ def translate(
     A sentence longer than the model's position table is cut to it, and bytes that are not UTF-8 become U+FFFD, each
     with a warning on stderr.
     """
-    translator = load_translator(run)
     lines = read_input(file)
-    for line in with_progress(translator, lines):
+    for line in with_progress(load_translator(run), lines):
         sys.stdout.buffer.write(line.encode("utf-8") + b"\n")
     sys.stdout.buffer.flush()
 
@@ -175,19 +178,15 @@ def load_translator(run: Path):
 
 
 def read_input(file: Path | None) -> list[str]:
-    """The lines of a file or of stdin; bytes that are not UTF-8 become U+FFFD, with a warning."""
-    from keras_transformer.files import record
+    """The lines of a file, plain or .gz, or of stdin; bytes that are not UTF-8 become U+FFFD, with a warning."""
+    from keras_transformer.files import BOM, read_bytes, split_records
 
     name = "stdin" if file is None else str(file)
-    try:
-        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}") from error
-    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    data = sys.stdin.buffer.read().removeprefix(BOM) if file is None else read_bytes(file)
     texts = []
-    for number, line in enumerate(lines, 1):
-        text = record(line).decode("utf-8", "replace")
-        if text.encode("utf-8") != record(line):
+    for number, line in enumerate(split_records(data), 1):
+        text = line.decode("utf-8", "replace")
+        if text.encode("utf-8") != line:
             typer.echo(f"{name}, line {number}: not UTF-8, the bad bytes became U+FFFD", err=True)
         texts.append(text)
     return texts
@@ -202,8 +201,15 @@ def with_progress(translator, lines: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command; a mistake of the user's is one line on stderr, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # whatever the locale
+        stream.reconfigure(encoding="utf-8")
     try:
         app()
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        message, code = str(error), error.exit_code
+    except OSError as error:  # a file where a folder should be, a disk that is full or not ours
+        message, code = f"{error.filename or 'file'}: {error.strerror or error}", 1
+    else:
+        return
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(code)

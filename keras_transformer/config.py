@@ -1,6 +1,7 @@
 """The settings of a run: what they are, what they may be, and how they are read, changed and written as YAML."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,6 +80,10 @@ class Settings(Strict):
                 f"model.d_model must be a multiple of model.num_heads, got {self.model.d_model} and "
                 f"{self.model.num_heads}"
             )
+        language = self.data.target_language  # "zh" for the locale "zh_Hans"
+        for source in (self.data.train, self.data.dev):
+            if str(source).startswith("phrasebook:") and not re.search(f"-{re.escape(language)}(_.*)?$", str(source)):
+                raise ValueError(f"{source} is not into data.target_language={language}")
         if self.model.share_embeddings and not self.data.joint_vocabulary:
             raise ValueError("model.share_embeddings needs data.joint_vocabulary")
         return self
@@ -152,6 +157,8 @@ def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> S
         origin = str(path)
         try:
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+            if isinstance(values, dict):  # a section with every line commented out is None
+                values = {section: {} if content is None else content for section, content in values.items()}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
     settings_from(values, origin)

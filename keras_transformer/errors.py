@@ -7,6 +7,11 @@ class UserError(Exception):
     exit_code = 1
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its name if it has none."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
 class DataError(UserError):
     """A file or folder is missing, damaged or not what it should be."""
 

@@ -13,10 +13,27 @@ from pathlib import Path
 
 from keras_transformer.errors import DataError
 
+BOM = b"\xef\xbb\xbf"  # the mark that some editors put before UTF-8 text
 
-def record(line: bytes) -> bytes:
-    """A line without its end: "\\n", or "\\r\\n" as Windows writes it. A lone "\\r" inside is text."""
-    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+def read_bytes(path: str | Path) -> bytes:
+    """A file's bytes, unpacked if it is a .gz, without a byte order mark.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).removeprefix(BOM)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def split_records(data: bytes) -> list[bytes]:
+    """Lines without their ends: "\\n", or "\\r\\n" as Windows writes it. A lone "\\r" inside is text."""
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    return [line.removesuffix(b"\r") for line in lines]
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -25,19 +42,10 @@ def read_lines(path: str | Path) -> list[str]:
     Raises:
         DataError: the file is missing, empty, damaged, or a line of it is not UTF-8.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = split_records(read_bytes(path))
     if not lines:
         raise DataError(f"{path}: the file is empty")
-    return [decode_line(record(line), path, number) for number, line in enumerate(lines, 1)]
+    return [decode_line(line, path, number) for number, line in enumerate(lines, 1)]
 
 
 def decode_line(line: bytes, path: str | Path, number: int) -> str:

@@ -9,6 +9,7 @@ from rich.logging import RichHandler
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True)
+SECONDS_BETWEEN_LINES = 30
 
 
 def show_logs() -> None:
@@ -35,7 +36,7 @@ class Progress:
 
     def __init__(self, name: str, total: int, done: int = 0, unit: str = "steps"):
         self.name, self.total, self.done, self.unit = name, total, done, unit
-        self.begin, self.at_begin, self.last_line = time.perf_counter(), done, time.perf_counter()
+        self.begin, self.at_begin, self.shown = time.perf_counter(), done, time.perf_counter()
         self.bar = rich_progress.Progress(
             "{task.description}",
             rich_progress.BarColumn(),
@@ -61,14 +62,17 @@ class Progress:
     def advance(self, count: int) -> None:
         self.done += count
         self.bar.update(self.task, completed=self.done, rate=f"{self.rate():.1f} {self.unit}/s")
+        if time.perf_counter() - self.shown > SECONDS_BETWEEN_LINES and not console.is_terminal:
+            self.show()
 
-    def show(self, note: str) -> None:
+    def show(self, note: str = "") -> None:
         """Say how it goes: beside the bar, or as a line with the time left."""
         if console.is_terminal:
             self.bar.update(self.task, note=note)
             return
+        self.shown = time.perf_counter()
         left = (self.total - self.done) / max(1e-9, self.rate())
         log.info(
-            "%s %d/%d, %.1f %s/s, %d:%02d left; %s",
-            self.name, self.done, self.total, self.rate(), self.unit, left // 60, left % 60, note,
+            "%s %d/%d, %.1f %s/s, %d:%02d left%s",
+            self.name, self.done, self.total, self.rate(), self.unit, left // 60, left % 60, note and f"; {note}",
         )  # fmt: skip

@@ -3,22 +3,20 @@
 import contextlib
 import os
 import sys
-import tempfile
 
 
 @contextlib.contextmanager
 def quiet_stderr():
-    """Hold back what native code writes to stderr, such as TensorFlow's notes at start-up; show it if this fails."""
+    """Keep what native code writes to stderr inside the block, such as TensorFlow's notes at start-up, off it.
+
+    Errors are Python's exceptions and come through.
+    """
     sys.stderr.flush()
-    terminal = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(terminal, held.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
+    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nowhere)

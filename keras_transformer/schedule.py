@@ -23,9 +23,8 @@ class CustomSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         step = ops.cast(step, "float32")  # optimizers count in integers, which have no inverse square root
         rising = step * self.warmup_steps**-1.5
-        falling = ops.rsqrt(
-            ops.maximum(step, 1.0)
-        )  # at step 0, where rsqrt is infinite, the rising part is the smaller
+        # At step 0, where the inverse square root is infinite, the rising part is the smaller one anyway.
+        falling = ops.rsqrt(ops.maximum(step, 1.0))
         return self.d_model**-0.5 * ops.minimum(rising, falling)
 
     def get_config(self):

@@ -1,5 +1,6 @@
 """Training: the step, and the loop around it with measures on dev, checkpoints and resumption."""
 
+import hashlib
 import json
 import logging
 import random
@@ -15,7 +16,7 @@ from keras_transformer.config import ModelSettings, Settings, TrainingSettings, 
 from keras_transformer.data.pipeline import Corpus, encode_pairs, teacher_forcing, token_batches
 from keras_transformer.data.sources import Pairs, read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
-from keras_transformer.errors import UsageError
+from keras_transformer.errors import DataError, UsageError
 from keras_transformer.evaluation import Scores, evaluate, make_bleu
 from keras_transformer.files import whole
 from keras_transformer.ids import PAD
@@ -104,7 +105,10 @@ def make_optimizer(settings: TrainingSettings, d_model: int) -> keras.optimizers
 
 
 class StopSignal:
-    """Inside the block, Ctrl-C and SIGTERM only set `received`, so that a step and its checkpoint are finished."""
+    """Inside the block, Ctrl-C and SIGTERM set `received`, so that a step and its checkpoint are finished first.
+
+    A second one interrupts at once.
+    """
 
     received: int | None = None
 
@@ -113,7 +117,10 @@ class StopSignal:
         return self
 
     def note(self, number, frame):
+        if self.received:
+            raise KeyboardInterrupt
         self.received = number
+        log.info("stopping after this step and its checkpoint; once more to stop at once")
 
     def __exit__(self, *error):
         for number, handler in self.before.items():
@@ -221,7 +228,10 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     optimizer = make_optimizer(training, settings.model.d_model)
     optimizer.build(model.trainable_variables)
     variables = [*model.variables, *optimizer.variables]
-    state = restore_newest(run_dir / "checkpoints", variables) or {"step": 0, "best_bleu": -1.0}
+    text = hashlib.sha256(repr((train_pairs, dev_pairs)).encode("utf-8", "surrogatepass")).hexdigest()
+    state = restore_newest(run_dir / "checkpoints", variables) or {"step": 0, "best_bleu": -1.0, "text": text}
+    if state["text"] != text:
+        raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
     log.info(
         "%s: %d weights, %d source and %d target pieces, step %d of %d, on %s",
         run_dir,
@@ -271,6 +281,9 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
                     f"{figures['tokens_per_second']:,.0f} tokens/s"
                 )
                 train_loss.reset_state()
+                tokens.assign(0)
+                begin = time.perf_counter()
+            paused = time.perf_counter()
             if step % training.evaluate_every == 0 or last:
                 figures, scores = dev.measure(training.tokens_per_batch)
                 recorder.write(step, figures)
@@ -287,9 +300,7 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
                         model.save(beside)
             if step % training.checkpoint_every == 0 or last or stop.received:
                 save_checkpoint(run_dir / "checkpoints", variables, state, training.keep_checkpoints)
-            if step % training.log_every == 0 or last:
-                tokens.assign(0)
-                begin = time.perf_counter()
+            begin += time.perf_counter() - paused  # the rate is that of training alone
             if last or stop.received:
                 return stop.received
     return None

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_transformer.config import Settings, load_settings
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
 from keras_transformer.decoding import greedy
-from keras_transformer.errors import DataError
+from keras_transformer.errors import DataError, first_line
 from keras_transformer.masks import create_look_ahead_mask, create_padding_mask
 from keras_transformer.model import Transformer
 from keras_transformer.quiet import quiet_stderr
@@ -99,9 +99,12 @@ class Translator:
         if (folder / "saved_model.pb").exists():
             try:
                 with quiet_stderr():
-                    return cls(tf.saved_model.load(folder))
-            except (OSError, ValueError, tf.errors.OpError) as error:
-                raise DataError(f"{folder}: damaged SavedModel ({str(error).splitlines()[0]})") from error
+                    module = tf.saved_model.load(folder)
+            except Exception as error:  # TensorFlow has many kinds for a damaged one
+                raise DataError(f"{folder}: damaged SavedModel ({first_line(error)})") from error
+            if not (hasattr(module, "encode") and hasattr(module, "translate_ids")):
+                raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
+            return cls(module)
         return cls(TranslatorModule(*load_run(folder)))
 
     def translate(self, texts: list[str], progress: Callable[[int], None] = lambda count: None) -> list[str]:
@@ -120,6 +123,8 @@ class Translator:
         self, texts: list[str], progress: Callable[[int], None] = lambda count: None
     ) -> list[tuple[str, float]]:
         """As `translate`; each with its log-probability."""
+        if isinstance(texts, str):
+            raise TypeError("translate takes a list of texts, got one text")
         if not texts:
             return []
         ids, lengths = self.module.encode(tf.constant(texts))
@@ -159,12 +164,12 @@ def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:
         DataError: the folder is no run folder, has no model yet, or is damaged.
     """
     if not (folder / "settings.yaml").exists():
-        raise DataError(f"{folder}: neither a run folder (no settings.yaml) nor a SavedModel (no saved_model.pb)")
+        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
     if not (folder / "best.keras").exists():
         raise DataError(f"{folder}: no model yet (no best.keras); train the run until its first measure on dev")
     tokenizers = load_tokenizers(folder / "tokenizer")
     try:
         model = keras.models.load_model(folder / "best.keras", compile=False)
     except Exception as error:  # zipfile, h5py and Keras each have their own for a damaged file
-        raise DataError(f"{folder / 'best.keras'}: damaged ({str(error).strip().splitlines()[0]})") from error
+        raise DataError(f"{folder / 'best.keras'}: damaged ({first_line(error)})") from error
     return model, tokenizers

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_transformer.data.phrasebook import phrasebook
-from keras_transformer.errors import DataError, UsageError
+from keras_transformer.errors import DataError, UsageError, first_line
 from keras_transformer.files import read_lines
 
 Pairs = list[tuple[str, str]]
@@ -48,15 +48,13 @@ def tfds_pairs(
 
     try:
         data, info = tfds.load(name, split=split, data_dir=data_dir, download=download, with_info=True)
+        examples = list(tfds.as_numpy(data))
     except Exception as error:  # TFDS raises some twenty kinds for "there is no such data set, split or network"
-        raise DataError(f"tfds:{name}, split {split}: {(str(error).strip() or repr(error)).splitlines()[0]}") from error
+        raise DataError(f"tfds:{name}, split {split}: {first_line(error)}") from error
     for language in (source_language, target_language):
         if language not in info.features:
             raise DataError(f"tfds:{name} has no language {language!r}, it has {', '.join(sorted(info.features))}")
-    return [
-        tuple(as_record(example[language]) for language in (source_language, target_language))
-        for example in tfds.as_numpy(data)
-    ]
+    return [(as_record(example[source_language]), as_record(example[target_language])) for example in examples]
 
 
 def as_record(text: bytes) -> str:
@@ -65,7 +63,9 @@ def as_record(text: bytes) -> str:
 
 
 def read_pairs(source: str | Sequence[str], part: str, settings) -> Pairs:
-    """The pairs of a setting `data.train` or `data.dev`; `part` is "train" or "dev", `settings` the data's.
+    """The pairs of a setting `data.train` or `data.dev`; `settings` are the data's.
+
+    `part` is "train" or "dev"; the phrasebook also has "test".
 
     Raises:
         UsageError: `source` is of no known form.
@@ -75,9 +75,12 @@ def read_pairs(source: str | Sequence[str], part: str, settings) -> Pairs:
         return text_pairs(*source)
     kind, _, name = source.partition(":")
     if kind == "phrasebook":
+        languages = name.split("-", 1)
+        if len(languages) != 2:
+            raise UsageError(f"data.{part}: {source}: wanted two languages, such as phrasebook:en-de")
         try:
-            return phrasebook(*name.split("-", 1))[part]
-        except (ValueError, TypeError) as error:
+            return phrasebook(*languages)[part]
+        except ValueError as error:
             raise UsageError(f"data.{part}: {source}: {error}") from error
     if kind == "tfds":
         split = {"train": "train", "dev": "validation"}[part]
