@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -83,7 +84,9 @@ class Settings(Strict):
         language = self.data.target_language  # "zh" for the locale "zh_Hans"
         for source in (self.data.train, self.data.dev):
             if str(source).startswith("phrasebook:") and not re.search(f"-{re.escape(language)}(_.*)?$", str(source)):
-                raise ValueError(f"{source} is not into data.target_language={language}")
+                raise ValueError(f"{source} is not into data.target_language={language}: set that too")
+        if "phrasebook:" in str(self.data.dev) and "phrasebook:" not in str(self.data.train):
+            raise ValueError("data.dev must be given with data.train: the phrasebook says nothing about other text")
         if self.model.share_embeddings and not self.data.joint_vocabulary:
             raise ValueError("model.share_embeddings needs data.joint_vocabulary")
         return self
@@ -123,8 +126,10 @@ def nearest(name: str, names) -> str:
     return f"; did you mean {found[0]!r}?" if found else f"; there are {', '.join(names)}"
 
 
-def settings_from(values: object, origin: str) -> Settings:
-    """Validated settings from nested dictionaries; `origin` is where they came from, for the message.
+def settings_from(values: object, origin: str, changes: Sequence[str] = ()) -> Settings:
+    """Validated settings from nested dictionaries.
+
+    `origin` is where they came from, and `changes` those of them that came by --set, for the message.
 
     Raises:
         UsageError: the first of what is wrong, in one line.
@@ -134,6 +139,8 @@ def settings_from(values: object, origin: str) -> Settings:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"]]
+        named = [f"--set {change}" for change in changes if change.startswith(".".join(where[:2]))]
+        origin = " ".join(named) or origin
         if first["type"] == "extra_forbidden":
             fields = Settings.model_fields
             if len(where) > 1:
@@ -146,7 +153,7 @@ def settings_from(values: object, origin: str) -> Settings:
         raise UsageError(f"{origin}: {'.'.join(where) + ': ' if where else ''}{message}{got}") from None
 
 
-def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> Settings:
+def load_settings(path: str | Path | None, changes: Sequence[str] = ()) -> Settings:
     """The settings of a YAML file (the phrasebook's if None) after changes of the form "training.max_steps=100".
 
     Raises:
@@ -159,9 +166,12 @@ def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> S
             values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
             if isinstance(values, dict):  # a section with every line commented out is None
                 values = {section: {} if content is None else content for section, content in values.items()}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
             raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-    settings_from(values, origin)
+    if not isinstance(values, dict) or not all(isinstance(section, dict) for section in values.values()):
+        return settings_from(values, origin)  # which says what is wrong; nothing could be changed in it
     for change in changes:
         key, equals, value = change.partition("=")
         parts = key.split(".")
@@ -173,7 +183,7 @@ def load_settings(path: str | Path | None, changes: list[str] | tuple = ()) -> S
             raise UsageError(f"--set {change}: {value!r} is not a YAML value") from None
         values = {**values, parts[0]: {**values.get(parts[0], {}), parts[1]: value}}
     # All changes at once: two settings that must agree can be changed in either order.
-    return settings_from(values, " ".join(f"--set {change}" for change in changes) or origin)
+    return settings_from(values, origin, changes)
 
 
 def settings_yaml(settings: Settings) -> str:

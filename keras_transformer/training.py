@@ -240,7 +240,7 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
         model.target_vocab_size,
         state["step"],
         training.max_steps,
-        ", ".join(device.name for device in tf.config.get_visible_devices()),
+        ", ".join(device.name.removeprefix("/physical_device:") for device in tf.config.get_visible_devices()),
     )
     if state["step"] >= training.max_steps:
         log.info("nothing left to do")

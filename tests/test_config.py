@@ -56,7 +56,8 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES)
 def test_yaml_of_any_text_loads_back_equal(load, value):
     """Norwegian's code is false to YAML, and names of files may be anything."""
-    settings = load_settings(None).model_copy(update={"data": preset("tiny").data.model_copy(update={"train": value})})
+    data = preset("tiny").data.model_copy(update={"train": value, "dev": value})
+    settings = load_settings(None).model_copy(update={"data": data})
     text = settings_yaml(settings)
     assert load(text) == settings
     assert settings_yaml(load(text)) == text
@@ -205,3 +206,16 @@ def test_a_phrasebook_into_another_language_is_refused():
 
 def test_a_section_with_every_line_commented_out_is_the_defaults(load):
     assert load("model:\n  # d_model: 64\n") == Settings()
+
+
+def test_dev_must_be_given_with_train():
+    """The phrasebook's dev part would choose the best model by text that has nothing to do with it."""
+    with pytest.raises(UsageError, match="^--set data.train=my.tsv: data.dev must be given") as error:
+        load_settings(None, ["data.train=my.tsv"])
+    assert "\n" not in str(error.value)
+    load_settings(None, ["data.train=my.tsv", "data.dev=dev.tsv"])
+
+
+def test_only_the_wrong_one_of_several_changes_is_named():
+    with pytest.raises(UsageError, match=r"^--set data.columns=\[0,1\]: data.columns.0: "):
+        load_settings(None, ["model.dff=64", "data.columns=[0,1]", "training.seed=3"])
