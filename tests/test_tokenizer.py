@@ -259,7 +259,7 @@ def test_same_in_a_locale_that_is_not_utf8(tmp_path):
     pairs = [("Não há pão", "Хлеба нет"), ("你好，世界", "日本語 ½\u202fcup")] * 3
     for side in (0, 1):
         (tmp_path / f"{side}.txt").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
-    (tmp_path / "my.yaml").write_text("data: {train: ação.tsv}\n", encoding="utf-8")
+    (tmp_path / "my.yaml").write_text("data: {train: ação.tsv, dev: dev.tsv}\n", encoding="utf-8")
     code = """
 import locale, sys
 from pathlib import Path
