@@ -19,7 +19,7 @@ class Stack(ExplicitCall, keras.layers.Layer):
         vocab_size: the number of ids.
         maximum_position_encoding: the longest sequence.
         rate, norm, activation, attention_rate, ffn_rate: as in ResidualLayer; rate is applied to the embeddings too.
-        embedding: an Embedding to look the ids up with, in place of one of its own.
+        embedding: an Embedding to look the ids up with (the decoder may share the encoder's); None for one of its own.
     """
 
     def __init__(
@@ -118,12 +118,11 @@ class Encoder(Stack):
         activation="relu",
         attention_rate=0.0,
         ffn_rate=0.0,
-        embedding=None,
         **kwargs,
     ):
         super().__init__(
             num_layers, d_model, num_heads, dff, input_vocab_size, maximum_position_encoding, rate, norm, activation,
-            attention_rate, ffn_rate, embedding, **kwargs,
+            attention_rate, ffn_rate, None, **kwargs,
         )  # fmt: skip
         self.input_vocab_size = input_vocab_size
         self.enc_layers = self.make_layers(EncoderLayer, "enc_layer")
