@@ -24,7 +24,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=None):
         attention_weights: (..., seq_len_q, seq_len_k), before dropout; each row sums to 1.
     """
     q, k, v = ops.convert_to_tensor(q), ops.convert_to_tensor(k), ops.convert_to_tensor(v)
-    logits = ops.matmul(q * k.shape[-1] ** -0.5, ops.swapaxes(k, -2, -1))  # (..., seq_len_q, seq_len_k)
+    logits = ops.matmul(q * q.shape[-1] ** -0.5, ops.swapaxes(k, -2, -1))  # (..., seq_len_q, seq_len_k)
     if mask is not None:
         # The lowest finite number, not -1e9: float16 has no -1e9, and -inf makes NaN of a row that is blocked whole.
         dtype = keras.backend.standardize_dtype(logits.dtype)
@@ -85,16 +85,55 @@ class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
         x = ops.reshape(x, (batch_size, ops.shape(x)[1], self.num_heads, self.depth))
         return ops.transpose(x, (0, 2, 1, 3))
 
+    def keys_values(self, k, v):
+        """The heads of keys and values, (batch, num_heads, seq_len_k, depth) each."""
+        return self.split_heads(self.wk(k), ops.shape(k)[0]), self.split_heads(self.wv(v), ops.shape(v)[0])
+
     def call(self, v, k, q, mask=None, training=None):
-        batch_size = ops.shape(q)[0]
+        batch_size, seq_len_q = ops.shape(q)[:2]
         q = self.split_heads(self.wq(q), batch_size)  # (batch, num_heads, seq_len_q, depth)
-        k = self.split_heads(self.wk(k), batch_size)  # (batch, num_heads, seq_len_k, depth)
-        v = self.split_heads(self.wv(v), batch_size)
+        k, v = self.keys_values(k, v)
+        return self.attend(q, k, v, mask, (batch_size, seq_len_q, self.d_model), training)
+
+    def attend(self, q, k, v, mask, shape, training=None):
+        """The attention of heads, (batch, num_heads, seq_len, depth) each, put together to `shape`, (..., d_model)."""
         dropout = (lambda weights: self.dropout(weights, training=training)) if self.rate else None
         attention, attention_weights = scaled_dot_product_attention(q, k, v, mask, dropout)
         attention = ops.transpose(attention, (0, 2, 1, 3))  # (batch, seq_len_q, num_heads, depth)
-        concatenated = ops.reshape(attention, (batch_size, ops.shape(attention)[1], self.d_model))
-        return self.dense(concatenated), attention_weights
+        return self.dense(ops.reshape(attention, shape)), attention_weights
+
+    def fused_weights(self):
+        """Kernel and bias of wq, wk and wv side by side: in `step_self`, one product instead of three."""
+        denses = (self.wq, self.wk, self.wv)
+        return tuple(ops.concatenate([getattr(dense, name) for dense in denses], -1) for name in ("kernel", "bias"))
+
+    def step(self, x, keys, values, mask, beam_size):
+        """Each hypothesis's newest vector, x (batch * beam_size, d_model), attends to keys and values made before.
+
+        Rows in one matrix, not (batch, beam_size, d_model): TensorFlow then adds the bias inside the product.
+        """
+        q = ops.reshape(self.wq(x), (ops.shape(keys)[0], beam_size, self.num_heads, self.depth))
+        return self.attend(ops.transpose(q, (0, 2, 1, 3)), keys, values, mask, ops.shape(x))[0]
+
+    def self_step(self, x, keys, values, mask, beam_size, fused_weights):
+        """As `step`, to itself as well: its own keys and values are put after those before.
+
+        Args:
+            x: (batch * beam_size, d_model).
+            keys, values: of the tokens before, (batch, num_heads, tar_len * beam_size, depth).
+            mask: broadcast to (batch, num_heads, beam_size, (tar_len + 1) * beam_size); 1 = blocked.
+            fused_weights: what the method of that name gives.
+
+        Returns:
+            output: (batch * beam_size, d_model).
+            keys, values: (batch, num_heads, (tar_len + 1) * beam_size, depth).
+        """
+        kernel, bias = fused_weights
+        shape = (ops.shape(keys)[0], beam_size, 3, self.num_heads, self.depth)
+        heads = ops.reshape(ops.add(ops.matmul(x, kernel), bias), shape)
+        q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)  # (batch, num_heads, beam_size, depth) each
+        keys, values = ops.concatenate([keys, k], 2), ops.concatenate([values, v], 2)
+        return self.attend(q, keys, values, mask, ops.shape(x))[0], keys, values
 
     def get_config(self):
         config = {"d_model": self.d_model, "num_heads": self.num_heads, "rate": self.rate}

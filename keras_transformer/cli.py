@@ -1,17 +1,20 @@
-"""The command: `keras-transformer demo | train | translate | evaluate | export | settings`.
+"""The command: `keras-transformer demo | train | translate | evaluate | score | export | settings`.
 
 TensorFlow is imported where work begins, so that --help and usage errors answer at once.
 """
 
+import itertools
+import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from keras_transformer.config import PRESETS, load_settings, preset, settings_yaml
-from keras_transformer.errors import DataError, UserError
+from keras_transformer.errors import DataError, UsageError, UserError
 from keras_transformer.quiet import quiet_stderr
 
 app = typer.Typer(
@@ -23,16 +26,31 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+BeamSize = Annotated[int | None, typer.Option(help="Hypotheses that are followed; 1 is greedy.", show_default=False)]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="Above 0, longer translations rank higher.", show_default=False)
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(metavar="float32|bfloat16", help="What is computed in.", show_default=False),
+]
+Decoding = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: decoding.no_repeat_ngram=3. Repeatable."),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or an exported SavedModel.")]
 
 
-def load_tensorflow() -> None:
+def load_tensorflow(one_core: bool = False) -> None:
+    """Import TensorFlow, quietly; `one_core` to compute each operation on one."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"  # the layers run on others too, the command does not
     with quiet_stderr():
         import tensorflow as tf
         import tensorflow_text  # noqa: F401
 
+        if one_core:
+            tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.constant(0)  # the first tensor starts the devices, which have notes of their own
     from keras_transformer.progress import show_logs
 
@@ -101,18 +119,66 @@ def translate(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Sentences, one a line; or .gz. Default: stdin.")
     ] = None,
+    beam_size: BeamSize = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="Translations of each sentence, so many lines each.", show_default=False)
+    ] = None,
+    length_penalty: LengthPenalty = None,
+    precision: Precision = None,
+    changes: Decoding = None,
+    prefix: Annotated[str, typer.Option(help="What each translation must begin with.", show_default=False)] = "",
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Put score and log-probability before each translation, and tabs between.")
+    ] = False,
 ) -> None:
-    """Translate text: a line out for each line in.
+    """Translate text: a line out for each line in, however long the file.
 
     [bold]echo "Hello." | keras-transformer translate runs/phrasebook[/bold]
 
+    [bold]keras-transformer translate runs/a news.en --beam-size 5 --set decoding.no_repeat_ngram=3[/bold]
+
     A sentence longer than the model's position table is cut to it, and bytes that are not UTF-8 become U+FFFD, each
-    with a warning on stderr.
+    with a warning on stderr. The score is the log-probability divided by the length norm.
     """
-    lines = read_input(file)
-    for line in with_progress(load_translator(run), lines):
-        sys.stdout.buffer.write(line.encode("utf-8") + b"\n")
+    translator = load_translator(run, decoding_of(run, beam_size, n_best, length_penalty, precision, changes))
+    from keras_transformer.progress import Progress
+
+    lines, total, at_once = read_input(file)
+    with Progress("translate", total, unit="lines") as progress:
+        prefixes = itertools.repeat(prefix) if prefix else None
+        for translations in translator.stream(lines, prefixes, progress.advance, **at_once):
+            for found in translations:
+                numbers = f"{found.score:.6f}\t{found.log_prob:.6f}\t" if scores else ""
+                write_line(numbers + found.text)
     sys.stdout.buffer.flush()
+
+
+@app.command()
+def score(
+    run: Run,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Sentences, one a line; or .gz.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Their translations, one a line; or .gz.")],
+    precision: Precision = None,
+) -> None:
+    """How probable TARGET is as the translation of SOURCE, line by line and piece by piece.
+
+    A line out for each pair: the log-probability, a tab, and each piece with its own, the end of the sentence included.
+    The last line, on stderr, has the perplexity of the whole: e to the minus mean log-probability of a piece.
+    """
+    translator = load_translator(run, decoding_of(run, precision=precision))
+    from keras_transformer.progress import Progress, log
+
+    pairs = zip_files(source, target)
+    total, pieces = 0.0, 0
+    with Progress("score", count_lines(source), unit="lines") as progress:
+        for scored in translator.score(pairs, progress.advance):
+            line_total = math.fsum(log_prob for _, log_prob in scored)
+            write_line(f"{line_total:.6f}\t" + " ".join(f"{piece}={log_prob:.6f}" for piece, log_prob in scored))
+            total, pieces = total + line_total, pieces + len(scored)
+    sys.stdout.buffer.flush()
+    log.info(
+        "%d pieces, log-probability %.4f, perplexity %.4f", pieces, total, math.exp(-total / pieces) if pieces else 1
+    )
 
 
 @app.command()
@@ -123,12 +189,16 @@ def evaluate(
     language: Annotated[
         str | None, typer.Option(help="The target's code, such as de. Default: the run's.", show_default=False)
     ] = None,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    precision: Precision = None,
+    changes: Decoding = None,
 ) -> None:
     """Translate SOURCE and score it against REFERENCE: sacreBLEU and chrF on detokenised text, with signatures."""
     from keras_transformer.data.sources import text_pairs
 
     pairs = text_pairs(source, reference)
-    translator = load_translator(run)
+    translator = load_translator(run, decoding_of(run, beam_size, None, length_penalty, precision, changes))
     from keras_transformer import evaluation
     from keras_transformer.translator import run_settings
 
@@ -142,18 +212,24 @@ def evaluate(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not be there.")],
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    precision: Precision = None,
+    changes: Decoding = None,
 ) -> None:
     """Write the best model of RUN as a SavedModel that takes and gives strings.
 
-    Its signature serving_default takes `text`, strings (batch,), and gives `text` and `score`, the log-probability. It
-    loads wherever tensorflow and tensorflow-text are installed; TensorFlow Serving runs it too.
+    Its signature serving_default takes `text`, strings (batch,), and gives `text`, `log_prob` and `score`, found by the
+    search that is given here. It loads wherever tensorflow and tensorflow-text are installed; TensorFlow Serving runs it
+    too.
     """
     if out.exists():
         raise DataError(f"{out} is there already")
+    decoding = decoding_of(run, beam_size, None, length_penalty, precision, changes)
     load_tensorflow()
     from keras_transformer.export.saved_model import export_saved_model
 
-    export_saved_model(run, out)
+    export_saved_model(run, out, decoding)
     typer.echo(f"wrote {out}", err=True)
 
 
@@ -170,26 +246,81 @@ def settings(
     typer.echo(settings_yaml(preset(size)), nl=False)
 
 
-def load_translator(run: Path):
-    load_tensorflow()
+def decoding_of(run: Path, beam_size=None, n_best=None, length_penalty=None, precision=None, changes=None):
+    """The decoding settings of a run with those that the command line changes; None if it changes none."""
+    options = {"beam_size": beam_size, "n_best": n_best, "length_penalty": length_penalty, "precision": precision}
+    options = [f"decoding.{name}={value}" for name, value in options.items() if value is not None]
+    for change in changes or []:
+        if not change.startswith("decoding."):
+            raise UsageError(f"--set here takes decoding.NAME=VALUE, got {change!r}")
+    if not options and not changes:
+        return None
+    saved_model = run / "assets.extra" / "settings.yaml"
+    path = saved_model if saved_model.exists() else run / "settings.yaml"
+    if not path.exists():
+        raise DataError(f"{run}: no run folder (it has no settings.yaml)")
+    return load_settings(path, [*options, *(changes or [])]).decoding
+
+
+def load_translator(run: Path, decoding=None):
+    # A batch on each core, each operation on one: the fastest way to translate on a CPU. So is, in float32, Eigen.
+    if decoding is None or decoding.precision == "float32":
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    load_tensorflow(one_core=True)
     from keras_transformer.translator import Translator
 
-    return Translator.load(run)
+    return Translator.load(run, decoding)
 
 
-def read_input(file: Path | None) -> list[str]:
-    """The lines of a file, plain or .gz, or of stdin; bytes that are not UTF-8 become U+FFFD, with a warning."""
-    from keras_transformer.files import BOM, read_bytes, split_records
+def read_input(file: Path | None) -> tuple[Iterator[str], int | None, dict[str, int]]:
+    """The lines of a file, plain or .gz, or of stdin; their number, if it can be known; and how many to take at once.
 
-    name = "stdin" if file is None else str(file)
-    data = sys.stdin.buffer.read().removeprefix(BOM) if file is None else read_bytes(file)
-    texts = []
-    for number, line in enumerate(split_records(data), 1):
-        text = line.decode("utf-8", "replace")
-        if text.encode("utf-8") != line:
-            typer.echo(f"{name}, line {number}: not UTF-8, the bad bytes became U+FFFD", err=True)
-        texts.append(text)
-    return texts
+    Bytes that are not UTF-8 become U+FFFD, with a warning.
+    """
+    from keras_transformer.files import open_lines, records
+
+    name, lines = (
+        "stdin" if file is None else str(file),
+        records(sys.stdin.buffer) if file is None else open_lines(file),
+    )
+    at_once = {"window": 1} if file is None and sys.stdin.isatty() else {}
+
+    def decoded():
+        for number, line in enumerate(lines, 1):
+            text = line.decode("utf-8", "replace")
+            if text.encode("utf-8") != line:
+                typer.echo(f"{name}, line {number}: not UTF-8, the bad bytes became U+FFFD", err=True)
+            yield text
+
+    return decoded(), None if file is None else count_lines(file), at_once
+
+
+def count_lines(file: Path) -> int:
+    from keras_transformer.files import open_lines
+
+    return sum(1 for _ in open_lines(file))
+
+
+def zip_files(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+    """Pairs of lines of two files; that they are of one length is seen before the first.
+
+    Raises:
+        DataError: one is longer, or a line is not UTF-8.
+    """
+    from keras_transformer.files import decode_line, open_lines
+
+    counts = count_lines(source), count_lines(target)
+    if counts[0] != counts[1]:
+        raise DataError(f"{source} has {counts[0]} lines, {target} has {counts[1]}")
+    lines = zip(open_lines(source), open_lines(target), strict=True)
+    return (
+        (decode_line(one, source, number), decode_line(other, target, number))
+        for number, (one, other) in enumerate(lines, 1)
+    )
+
+
+def write_line(text: str) -> None:
+    sys.stdout.buffer.write(text.encode("utf-8") + b"\n")
 
 
 def with_progress(translator, lines: list[str]) -> list[str]:

@@ -67,12 +67,43 @@ class TrainingSettings(Strict):
     keep_checkpoints: Count = Field(3, description="how many checkpoints to keep")
 
 
+class DecodingSettings(Strict):
+    """The search for a translation; beam size, length penalty and longest output are the paper's (section 6.1)."""
+
+    method: Literal["beam", "sample"] = Field("beam", description="beam search (greedy with beam_size 1), or sampling")
+    beam_size: Count = Field(4, description="hypotheses that are followed")
+    n_best: Count = Field(1, description="translations of each source; at most beam_size")
+    length_norm: Literal["gnmt", "average"] = Field("gnmt", description="divide by ((5 + n) / 6)^a, or by n^a")
+    length_penalty: float = Field(0.6, ge=0, description="a; 0 ranks by the log-probability itself")
+    max_length: Count | None = Field(None, description="most tokens of an output, the end token counted; null for any")
+    max_length_factor: float = Field(1.0, ge=0, description="most tokens: this times the source's, and then")
+    max_length_extra: int = Field(50, ge=0, description="this many more")
+    min_length: int = Field(0, ge=0, description="fewest tokens, the end token counted")
+    min_length_factor: float = Field(0.0, ge=0, description="fewest tokens: at least this times the source's")
+    no_repeat_ngram: int = Field(0, ge=0, description="length of the n-grams that no output has twice; 0 for any")
+    forbidden: tuple[str, ...] = Field((), description="pieces that are never emitted")
+    temperature: float = Field(1.0, gt=0, description="of sampling: below 1, probable tokens become more so")
+    top_k: Count | None = Field(None, description="of sampling: from this many most probable tokens; null for all")
+    top_p: float = Field(1.0, gt=0, le=1, description="of sampling: from those with this probability together")
+    seed: int = Field(1, ge=0, lt=2**31, description="of sampling")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of the weights and what is computed")
+
+    @pydantic.model_validator(mode="after")
+    def agree(self):
+        if self.n_best > self.beam_size:
+            raise ValueError(f"n_best must be at most beam_size, got {self.n_best} and {self.beam_size}")
+        if self.method == "sample" and self.n_best > 1:
+            raise ValueError(f"sampling gives one translation of each source, got n_best {self.n_best}")
+        return self
+
+
 class Settings(Strict):
     """All settings of a run."""
 
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     training: TrainingSettings = TrainingSettings()
+    decoding: DecodingSettings = DecodingSettings()
 
     @pydantic.model_validator(mode="after")
     def agree(self):
@@ -111,6 +142,7 @@ PHRASEBOOK = {
         "label_smoothing": 0.0,
         "evaluate_every": 500,
     },
+    "decoding": {"beam_size": 1},
 }
 
 

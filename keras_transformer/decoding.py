@@ -1,43 +1,328 @@
-"""Decoding over a step function; nothing here knows a model."""
+"""Decoding over a step function: greedy search, beam search and sampling. Nothing here knows a model.
 
-from collections.abc import Callable
+A step function takes the newest tokens (batch, beam_size), the slots of the hypotheses that they go on from (batch,
+beam_size), both int32, and its state; it gives the logits of the next tokens (batch, beam_size, vocab_size), float32,
+and its new state. A state is any nest of tensors that have the batch first, so that rows can leave the batch.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_transformer.ids import END, PAD, START
 
+Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
+CHUNK = 32  # tokens of the vocabulary that are looked at together
+UNFINISHED = -1e30  # ranks a hypothesis that came to the limit after all that ended
 
-def greedy(next_logits: Callable[[tf.Tensor], tf.Tensor], max_lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The most probable next token, again and again, until every row has ended.
 
-    Padding and start are never chosen; that does not change the log-probabilities of the rest.
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What an output may be, whatever its probability. Padding and start are never emitted.
+
+    Attributes:
+        max_lengths: the most tokens of each row, the end token counted, (batch,).
+        min_lengths: the fewest, (batch,); None for no minimum.
+        prefix: ids that each row must begin with, (batch, prefix_len), padding after them; None for none.
+        forbidden: ids that are never emitted.
+        no_repeat_ngram: the length of the n-grams that no output has twice; 0 for any.
+    """
+
+    max_lengths: tf.Tensor
+    min_lengths: tf.Tensor | None = None
+    prefix: tf.Tensor | None = None
+    forbidden: Sequence[int] = ()
+    no_repeat_ngram: int = 0
+
+
+class Hypotheses(NamedTuple):
+    """Outputs, the best first.
+
+    Attributes:
+        ids: (batch, n, longest), without the start id; padding after a hypothesis's end.
+        log_probs: the sum over its tokens, the end token included, (batch, n) float32; -inf where there is none, which
+            is only so if fewer than n outputs exist.
+    """
+
+    ids: tf.Tensor
+    log_probs: tf.Tensor
+
+
+class Search(NamedTuple):
+    """Where a search stands; every tensor has the batch first.
+
+    Attributes:
+        row: the row's number in the batch that was given, (batch,).
+        done: whether the row needs no more tokens, (batch,).
+        ids: of the hypotheses that go on, (batch, beam_size, 1 + length), beginning with the start id.
+        log_probs: their sums, (batch, beam_size).
+        parents: the slot that each came from, (batch, beam_size).
+        finished: those that ended, the best first, with ids as above.
+        scores: what they are ranked by, (batch, n).
+        limits: min_lengths, max_lengths and prefix of the rows.
+        state: the step function's.
+    """
+
+    row: tf.Tensor
+    done: tf.Tensor
+    ids: tf.Tensor
+    log_probs: tf.Tensor
+    parents: tf.Tensor
+    finished: Hypotheses
+    scores: tf.Tensor
+    limits: tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+    state: Any
+
+
+def length_norm(kind: str, alpha: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    """From a length, the end token counted, to what a log-probability is divided by.
 
     Args:
-        next_logits: from the ids so far, (batch, n) beginning with the start id, to logits (batch, vocab_size).
-        max_lengths: the most tokens of each row, the end token counted, (batch,).
+        kind: "gnmt", ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), or "average", n^alpha.
+        alpha: 0 divides by 1.
+    """
+    if kind not in ("gnmt", "average"):
+        raise ValueError(f"the length norm is gnmt or average, got {kind!r}")
+    if alpha < 0:
+        raise ValueError(f"the length penalty must be at least 0, got {alpha}")
+
+    def norm(length):
+        length = tf.cast(length, tf.float32)
+        return tf.pow((5.0 + length) / 6.0 if kind == "gnmt" else length, alpha)
+
+    return norm
+
+
+UNNORMALIZED = length_norm("gnmt", 0.0)
+
+
+def best_tokens(logits: tf.Tensor, count: int | tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """`tf.math.top_k` of each row of (rows, vocab_size), or all there are: (values, ids), the highest first.
+
+    The `count` best are in the `count` chunks with the highest maxima: the others are not looked at again.
+    """
+    rows, vocab = tf.unstack(tf.shape(logits))
+    if logits.shape[1] is None or logits.shape[1] % CHUNK:
+        logits = tf.pad(logits, [[0, 0], [0, -vocab % CHUNK]], constant_values=logits.dtype.min)
+    chunks = tf.reshape(logits, (rows, -(-vocab // CHUNK), CHUNK))
+    _, best = tf.math.top_k(tf.reduce_max(chunks, -1), tf.minimum(count, tf.shape(chunks)[1]))
+    candidates = tf.reshape(tf.gather(chunks, best, batch_dims=1), (rows, tf.shape(best)[1] * CHUNK))
+    values, places = tf.math.top_k(candidates, tf.minimum(count, vocab))
+    return values, tf.gather(best, places // CHUNK, batch_dims=1) * CHUNK + places % CHUNK
+
+
+def propose(logits: tf.Tensor, x: Search, count: int | tf.Tensor, limits: Limits) -> tuple[tf.Tensor, tf.Tensor]:
+    """At least the `count` best next tokens of each hypothesis that the limits allow.
 
     Returns:
-        ids: (batch, longest), without the start id; padding after a row's end.
-        scores: each row's summed log-probability, its end token included, (batch,) float32.
+        tokens and their log-probabilities, (batch, beam_size, at least count); -inf for one that is not allowed.
+        What is not allowed keeps its share of the probability.
     """
-    batch = tf.shape(max_lengths)[0]
+    batch, beam, vocab = tf.unstack(tf.shape(logits))
+    length = tf.shape(x.ids)[2]  # of the output with this token
+    min_lengths, _, prefix = x.limits
+    never = [PAD, START, *limits.forbidden]
+    # Of this many, `count` are allowed at least: the end token may be too early, and each n-gram bars one token.
+    enough = count + len(never) + 1 + (length if limits.no_repeat_ngram else 0)
+    values, tokens = best_tokens(tf.reshape(logits, (batch * beam, vocab)), enough)
+    values, tokens = (tf.reshape(y, (batch, beam, tf.shape(values)[1])) for y in (values, tokens))
+    highest = values[:, :, :1]
+    log_total = highest + tf.math.log(tf.reduce_sum(tf.exp(logits - highest), -1, keepdims=True))
+    barred = tf.reduce_any(tokens[..., None] == never, -1)
+    if limits.min_lengths is not None:
+        barred |= (tokens == END) & (length < min_lengths)[:, None, None]
+    if limits.no_repeat_ngram:
+        again = repeating(x.ids[:, :, 1:], limits.no_repeat_ngram)
+        barred |= tf.reduce_any(tokens[..., None] == again[:, :, None], -1)
+    log_probs = tf.where(barred, -float("inf"), values - log_total)
+    if limits.prefix is not None:
+        forced = tf.pad(prefix, [[0, 0], [0, length]], constant_values=PAD)[:, length - 1]
+        forced = tf.broadcast_to(forced[:, None, None], (batch, beam, 1))
+        alone = tf.pad(
+            tf.gather(logits, forced, batch_dims=2) - log_total,
+            [[0, 0], [0, 0], [0, tf.shape(tokens)[2] - 1]],
+            constant_values=-float("inf"),
+        )
+        tokens, log_probs = tf.where(forced == PAD, tokens, forced), tf.where(forced == PAD, log_probs, alone)
+    return tokens, log_probs
 
-    def unfinished(ids, scores, done):
-        return ~tf.reduce_all(done)
 
-    def step(ids, scores, done):
-        log_probs = tf.nn.log_softmax(tf.cast(next_logits(ids), tf.float32))
-        vocab = tf.range(tf.shape(log_probs)[-1])
-        allowed = tf.where((vocab == PAD) | (vocab == START), log_probs.dtype.min, log_probs)
-        token = tf.where(done, PAD, tf.argmax(allowed, -1, tf.int32))
-        scores += tf.where(done, 0.0, tf.reduce_max(allowed, -1))
-        done |= (token == END) | (tf.shape(ids)[1] >= max_lengths)
-        return tf.concat([ids, token[:, None]], 1), scores, done
+def repeating(ids: tf.Tensor, n: int) -> tf.Tensor:
+    """The tokens that would complete an n-gram that ids (batch, beam_size, length) have already; padding for others."""
+    length = tf.shape(ids)[2]
+    count = tf.maximum(length - n + 1, 0)  # n-grams so far
+    same = tf.ones(tf.concat([tf.shape(ids)[:2], [count]], 0), tf.bool)
+    for i in range(n - 1):
+        newest = ids[:, :, tf.maximum(length - n + 1 + i, 0) :][:, :, :1]
+        same &= ids[:, :, i : i + count] == newest
+    return tf.where(same, ids[:, :, n - 1 : n - 1 + count], PAD)
 
-    ids, scores, _ = tf.while_loop(
-        unfinished,
-        step,
-        (tf.fill([batch, 1], START), tf.zeros([batch]), max_lengths < 1),
-        shape_invariants=(tf.TensorShape([None, None]), tf.TensorShape([None]), tf.TensorShape([None])),
+
+def begin(state: Any, limits: Limits, beam_size: int, n_best: int) -> Search:
+    """A search before its first token: one hypothesis in the first slot."""
+    batch = tf.shape(limits.max_lengths)[0]
+    nothing = tf.zeros((batch, 0), tf.int32)
+    return Search(
+        row=tf.range(batch),
+        done=limits.max_lengths < 1,
+        ids=tf.fill((batch, beam_size, 1), START),
+        log_probs=tf.tile([[0.0] + [-float("inf")] * (beam_size - 1)], (batch, 1)),
+        parents=tf.zeros((batch, beam_size), tf.int32),
+        finished=Hypotheses(tf.fill((batch, n_best, 1), START), tf.fill((batch, n_best), -float("inf"))),
+        scores=tf.fill((batch, n_best), -float("inf")),
+        limits=(
+            tf.zeros_like(limits.max_lengths) if limits.min_lengths is None else limits.min_lengths,
+            limits.max_lengths,
+            nothing if limits.prefix is None else limits.prefix,
+        ),
+        state=state,
     )
-    return ids[:, 1:], scores
+
+
+def search(advance: Callable[[Search], Search], x: Search) -> Hypotheses:
+    """Advance all rows by a token, again and again, until each is done.
+
+    When a quarter of the rows are done they leave, so that the batch does not run on for its longest row at full width.
+    """
+    longest = tf.reduce_max(tf.concat([x.limits[1], [0]], 0))
+    ids = tf.zeros(tf.concat([tf.shape(x.scores), [1 + longest]], 0), tf.int32)
+
+    def few_done(x):
+        return 4 * tf.math.count_nonzero(x.done, dtype=tf.int32) < tf.size(x.done)
+
+    def stage(x, results):
+        (x,) = tf.while_loop(few_done, lambda x: (advance(x),), (x,), (any_shape(x),))
+        left, rest = tf.where(x.done)[:, 0], tf.where(~x.done)[:, 0]
+        ended = tf.nest.map_structure(lambda y: tf.gather(y, left), x.finished)
+        ended_ids = tf.pad(ended.ids, [[0, 0], [0, 0], [0, 1 + longest - tf.shape(ended.ids)[2]]])
+        # A row that may have no token has one output, the empty one, whatever the model says.
+        log_probs = tf.where(tf.gather(x.limits[1], left)[:, None] < 1, 0.0, ended.log_probs)
+        place = tf.gather(x.row, left)[:, None]
+        results = Hypotheses(
+            tf.tensor_scatter_nd_update(results.ids, place, ended_ids),
+            tf.tensor_scatter_nd_update(results.log_probs, place, log_probs),
+        )
+        return tf.nest.map_structure(lambda y: tf.gather(y, rest), x), results
+
+    results = Hypotheses(ids, tf.zeros_like(x.scores))
+    _, results = tf.while_loop(
+        lambda x, _: tf.size(x.done) > 0, stage, (x, results), (any_shape(x), any_shape(results))
+    )
+    ids = results.ids[:, :, 1:]
+    used = tf.reduce_any(ids != PAD, [0, 1])
+    return results._replace(ids=ids[:, :, : tf.math.count_nonzero(used, dtype=tf.int32)])
+
+
+def any_shape(x):
+    return tf.nest.map_structure(lambda y: tf.TensorShape([None] * y.shape.rank), x)
+
+
+def one_by_one(step: Step, state: Any, limits: Limits, count: int | None, choose) -> Hypotheses:
+    """One hypothesis for each row: `choose` gives the place, (batch,), of its next token among `count` proposed."""
+
+    def advance(x):
+        logits, state = step(tf.reshape(x.ids[:, :, -1], (-1, 1)), x.parents, x.state)
+        tokens, log_probs = propose(logits, x, tf.shape(logits)[-1] if count is None else count, limits)
+        place = choose(log_probs[:, 0], x)[:, None]
+        token = tf.where(x.done[:, None], PAD, tf.gather(tokens[:, 0], place, batch_dims=1))
+        gain = tf.where(x.done[:, None], 0.0, tf.gather(log_probs[:, 0], place, batch_dims=1))
+        ids, log_probs = tf.concat([x.ids, token[..., None]], 2), x.log_probs + gain
+        done = x.done | (token[:, 0] == END) | (tf.shape(x.ids)[2] >= x.limits[1])
+        return x._replace(done=done, ids=ids, log_probs=log_probs, finished=Hypotheses(ids, log_probs), state=state)
+
+    return search(advance, begin(state, limits, 1, 1))
+
+
+def greedy(step: Step, state: Any, limits: Limits) -> Hypotheses:
+    """The most probable next token, again and again, until every row has ended."""
+    return one_by_one(step, state, limits, 1, lambda log_probs, x: tf.argmax(log_probs, -1, tf.int32))
+
+
+def sample(
+    step: Step,
+    state: Any,
+    limits: Limits,
+    seeds: tf.Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+) -> Hypotheses:
+    """The next token drawn by its probability, again and again, until every row has ended.
+
+    Args:
+        seeds: two numbers for each row, (batch, 2) int32: what a row draws depends on them alone.
+        temperature: the logits are divided by it; below 1 the probable tokens become more so.
+        top_k: draw from this many most probable tokens; None for all.
+        top_p: draw from the most probable tokens that have this much of the probability together.
+
+    Returns:
+        One hypothesis for each row; its log-probability is the model's, at temperature 1 and over all tokens.
+    """
+    longest = tf.reduce_max(tf.concat([limits.max_lengths, [1]], 0))
+    numbers = tf.vectorized_map(lambda seed: tf.random.stateless_uniform((longest,), seed), seeds)
+
+    def choose(log_probs, x):
+        log_probs, order = tf.math.top_k(log_probs, tf.shape(log_probs)[-1])
+        if top_k is not None:
+            log_probs = log_probs[:, :top_k]
+        probabilities = tf.nn.softmax(log_probs / temperature)
+        before = tf.cumsum(probabilities, -1, exclusive=True)
+        kept = tf.where(before < top_p, probabilities, 0.0)
+        up_to = tf.cumsum(kept, -1)
+        number = tf.gather(numbers, x.row)[:, tf.shape(x.ids)[2] - 1, None] * up_to[:, -1:]
+        place = tf.math.count_nonzero(up_to <= number, -1, keepdims=True, dtype=tf.int32)
+        return tf.gather(order, tf.minimum(place, tf.shape(order)[1] - 1), batch_dims=1)[:, 0]
+
+    return one_by_one(step, state, limits, top_k, choose)
+
+
+def beam_search(
+    step: Step,
+    state: Any,
+    limits: Limits,
+    beam_size: int,
+    n_best: int = 1,
+    norm: Callable[[tf.Tensor], tf.Tensor] = UNNORMALIZED,
+) -> Hypotheses:
+    """The `n_best` outputs of highest log-probability divided by `norm` of their length, among those that are seen.
+
+    At each length the `beam_size` most probable continuations of all hypotheses are taken; those that end go to the
+    finished ones, the others go on. So a beam of one is greedy search, and a beam as wide as there are outputs is an
+    exact search. A row is done when none that goes on can still come among its n best: a sum of log-probabilities can
+    only fall, and is divided by `norm` of the maximum length at most. Hypotheses that come to the maximum length
+    without an end rank after all that ended.
+    """
+    if not 1 <= n_best <= beam_size:
+        raise ValueError(f"n_best must be from 1 to beam_size, got n_best={n_best} and beam_size={beam_size}")
+
+    def advance(x):
+        logits, state = step(tf.reshape(x.ids[:, :, -1], (-1, beam_size)), x.parents, x.state)
+        tokens, log_probs = propose(logits, x, beam_size, limits)
+        batch, _, count = tf.unstack(tf.shape(tokens))
+        sums = tf.reshape(x.log_probs[..., None] + log_probs, (batch, beam_size * count))
+        sums, places = tf.math.top_k(sums, beam_size)
+        parents = places // count
+        token = tf.gather(tf.reshape(tokens, (batch, beam_size * count)), places, batch_dims=1)
+        ids = tf.concat([tf.gather(x.ids, parents, batch_dims=1), token[..., None]], 2)
+        length = tf.shape(x.ids)[2]
+        limit = length >= x.limits[1]
+        real = sums > -float("inf")
+        ended = (token == END) & real
+        ranks = tf.where(ended, sums / norm(length), tf.where(limit[:, None] & real, UNFINISHED, -float("inf")))
+        scores, best = tf.math.top_k(tf.concat([x.scores, ranks], 1), n_best)
+        all_ids = tf.concat([tf.pad(x.finished.ids, [[0, 0], [0, 0], [0, 1]]), ids], 1)
+        finished = Hypotheses(
+            tf.gather(all_ids, best, batch_dims=1),
+            tf.gather(tf.concat([x.finished.log_probs, sums], 1), best, batch_dims=1),
+        )
+        sums = tf.where(ended, -float("inf"), sums)
+        attainable = tf.reduce_max(sums, 1) / norm(x.limits[1])
+        done = x.done | limit | (attainable <= scores[:, -1])
+        sums = tf.where(done[:, None], -float("inf"), sums)  # until the row leaves, nothing more ends in it
+        return x._replace(
+            done=done, ids=ids, log_probs=sums, parents=parents, finished=finished, scores=scores, state=state
+        )
+
+    return search(advance, begin(state, limits, beam_size, n_best))

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from keras_transformer.errors import DataError
@@ -28,6 +28,28 @@ def read_bytes(path: str | Path) -> bytes:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).removeprefix(BOM)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def open_lines(path: str | Path) -> Iterator[bytes]:
+    """The lines of a file, plain or .gz, one after the other, however many; as `split_records` gives them.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    path = Path(path)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from records(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def records(file: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of an open binary file without their ends and without a byte order mark."""
+    for number, line in enumerate(file):
+        line = line if number else line.removeprefix(BOM)
+        if number or line:  # a mark alone is no line
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def split_records(data: bytes) -> list[bytes]:

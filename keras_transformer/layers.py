@@ -1,6 +1,9 @@
 """The two layers of the model (section 3.1): attention and feed-forward, each inside a residual and a normalisation."""
 
+from typing import Any, NamedTuple
+
 import keras
+from keras import ops
 
 from keras_transformer.attention import MultiHeadAttention
 from keras_transformer.calls import ExplicitCall
@@ -71,7 +74,9 @@ class ResidualLayer(ExplicitCall, keras.layers.Layer):
         return (x if self.norm == "pre" else layernorm(x)), weights
 
     def feed_forward(self, x):
-        return self.ffn(x), None
+        for layer in self.ffn.layers:  # not self.ffn(x): a Sequential takes no other rank than it was built for
+            x = layer(x)
+        return x, None
 
     def get_config(self):
         names = ("d_model", "num_heads", "dff", "rate", "norm", "activation", "attention_rate", "ffn_rate")
@@ -108,6 +113,19 @@ class EncoderLayer(ResidualLayer):
         x, _ = self.residual(x, lambda y: self.mha(y, y, y, mask, training), self.layernorm1, self.dropout1, training)
         x, _ = self.residual(x, self.feed_forward, self.layernorm2, self.dropout2, training)
         return x
+
+
+class LayerState(NamedTuple):
+    """What a DecoderLayer keeps between two tokens, (batch, num_heads, length, depth) each.
+
+    `keys` and `values` are the decoded tokens', their length is tar_len * beam_size, the beam's slots of one token
+    beside each other; `enc_keys` and `enc_values` the encoder output's, made once.
+    """
+
+    keys: Any
+    values: Any
+    enc_keys: Any
+    enc_values: Any
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -157,3 +175,34 @@ class DecoderLayer(ResidualLayer):
         )
         x, _ = self.residual(x, self.feed_forward, self.layernorm3, self.dropout3, training)
         return x, weights1, weights2
+
+    def init_state(self, enc_output) -> LayerState:
+        """The state before the first token, from the encoder's output (batch, inp_len, d_model)."""
+        enc_keys, enc_values = self.mha2.keys_values(enc_output, enc_output)
+        nothing = ops.zeros_like(enc_keys[:, :, :0])
+        return LayerState(nothing, nothing, enc_keys, enc_values)
+
+    def step(self, x, state, mask, padding_mask, beam_size, fused_weights):
+        """One token of each hypothesis: `call` on x (batch * beam_size, d_model), with what `state` keeps.
+
+        Args:
+            mask: broadcast to (batch, num_heads, beam_size, (tar_len + 1) * beam_size); 1 = blocked, such as the
+                tokens of another hypothesis.
+            padding_mask: the source's padding, broadcast to (batch, num_heads, beam_size, inp_len); 1 = blocked.
+            fused_weights: of mha1, `MultiHeadAttention.fused_weights`.
+
+        Returns:
+            (batch * beam_size, d_model), and the state with this token.
+        """
+
+        def self_attention(y):
+            output, keys, values = self.mha1.self_step(y, state.keys, state.values, mask, beam_size, fused_weights)
+            return output, (keys, values)
+
+        def source_attention(y):
+            return self.mha2.step(y, state.enc_keys, state.enc_values, padding_mask, beam_size), None
+
+        x, (keys, values) = self.residual(x, self_attention, self.layernorm1, self.dropout1, False)
+        x, _ = self.residual(x, source_attention, self.layernorm2, self.dropout2, False)
+        x, _ = self.residual(x, self.feed_forward, self.layernorm3, self.dropout3, False)
+        return x, state._replace(keys=keys, values=values)

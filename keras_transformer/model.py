@@ -1,11 +1,13 @@
 """The model (figure 1). Shapes: inp (batch, inp_len) and tar (batch, tar_len) are ids, 0 = padding."""
 
+from typing import Any, NamedTuple
+
 import keras
 from keras import ops
 
 from keras_transformer.calls import ExplicitCall
 from keras_transformer.ids import check_ids
-from keras_transformer.layers import DecoderLayer, EncoderLayer, layer_normalization
+from keras_transformer.layers import DecoderLayer, EncoderLayer, LayerState, layer_normalization
 from keras_transformer.masks import create_masks, create_padding_mask
 from keras_transformer.positions import PositionalEncoding
 
@@ -79,8 +81,11 @@ class Stack(ExplicitCall, keras.layers.Layer):
     def embed(self, ids, training):
         """dropout(embedding * sqrt(d_model) + position) (sections 3.4 and 3.5), (batch, seq_len, d_model)."""
         check_ids(ids, self.embedding.input_dim, self.name)
-        x = self.embedding(ids) * self.d_model**0.5
-        return self.dropout(self.pos_encoding(x), training=training)
+        return self.dropout(self.look_up(ids), training=training)
+
+    def look_up(self, ids, start=0):
+        """The vectors of ids (batch, seq_len) at the positions from `start` on."""
+        return self.pos_encoding(self.embedding(ids) * self.d_model**0.5, start)
 
     def normalize(self, x):
         """With norm="pre" the last residual sum has not been normalised yet."""
@@ -140,6 +145,20 @@ class Encoder(Stack):
         return {**super().get_config(), "input_vocab_size": self.input_vocab_size}
 
 
+class DecoderState(NamedTuple):
+    """What the decoder keeps between two tokens; every tensor has the batch first.
+
+    layers: a LayerState for each layer.
+    padding_mask: the source's, (batch, num_heads, beam_size, inp_len), True = blocked.
+    ancestors: (batch, beam_size, tar_len), the slot of the beam in which each token of a hypothesis was decoded. The
+        keys and values stay in the slots where they were made: when hypotheses change places, only this is reordered.
+    """
+
+    layers: tuple[LayerState, ...]
+    padding_mask: Any
+    ancestors: Any
+
+
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Decoder(Stack):
     """Embedding, positions and num_layers DecoderLayers; the arguments are Stack's.
@@ -191,6 +210,46 @@ class Decoder(Stack):
             attention_weights[f"decoder_layer{i}_block1"] = block1
             attention_weights[f"decoder_layer{i}_block2"] = block2
         return self.normalize(x), attention_weights
+
+    def init_state(self, enc_output, padding_mask, beam_size=1) -> DecoderState:
+        """The state before the first token, from the encoder's output and the source's padding mask."""
+        batch_size, inp_len, _ = ops.shape(enc_output)
+        # At its full shape: that is faster than to broadcast it in every layer at every token.
+        padding_mask = ops.broadcast_to(
+            ops.cast(padding_mask, "bool"), (batch_size, self.num_heads, beam_size, inp_len)
+        )
+        ancestors = ops.zeros((batch_size, beam_size, 0), "int32")
+        return DecoderState(tuple(layer.init_state(enc_output) for layer in self.dec_layers), padding_mask, ancestors)
+
+    def step(self, tokens, parents, state, fused_weights):
+        """One token of each hypothesis to its vector, (batch * beam_size, d_model), and the state with it.
+
+        Args:
+            tokens: the newest ids, (batch, beam_size).
+            parents: the slot of the hypothesis before that each of them goes on from, (batch, beam_size).
+            state: the state before.
+            fused_weights: `MultiHeadAttention.fused_weights` of each layer's mha1.
+        """
+        batch_size, beam_size = ops.shape(tokens)
+        tar_len = ops.shape(state.ancestors)[2]
+        alone = tokens.shape[1] == 1
+        slots = ops.arange(beam_size, dtype="int32")
+        ancestors = state.ancestors
+        if not alone:
+            rows = ops.arange(batch_size, dtype="int32")[:, None] * beam_size + parents
+            ancestors = ops.take(ops.reshape(ancestors, (batch_size * beam_size, tar_len)), rows, 0)
+        ancestors = ops.concatenate([ancestors, ops.broadcast_to(slots[:, None], (batch_size, beam_size, 1))], 2)
+        mask = None
+        if not alone:
+            others = ops.not_equal(ancestors[..., None], slots)  # (batch, beam_size, tar_len + 1, beam_size)
+            others = ops.reshape(others, (batch_size, 1, beam_size, (tar_len + 1) * beam_size))
+            mask = ops.broadcast_to(others, (batch_size, self.num_heads, beam_size, (tar_len + 1) * beam_size))
+        x = self.look_up(ops.reshape(tokens, (batch_size * beam_size, 1)), tar_len)[:, 0]
+        layers = []
+        for layer, layer_state, weights in zip(self.dec_layers, state.layers, fused_weights, strict=True):
+            x, layer_state = layer.step(x, layer_state, mask, state.padding_mask, beam_size, weights)
+            layers.append(layer_state)
+        return self.normalize(x), DecoderState(tuple(layers), state.padding_mask, ancestors)
 
     def get_config(self):
         return {**super().get_config(), "target_vocab_size": self.target_vocab_size}
@@ -295,10 +354,50 @@ class Transformer(ExplicitCall, keras.Model):
         """Decoder input ids and the encoder's output to vectors (batch, tar_len, d_model) and attention weights."""
         return self.decoder(tar, enc_output, training, look_ahead_mask, dec_padding_mask)
 
-    def project(self, x):
-        """Vectors (..., d_model) to logits (..., target_vocab_size)."""
+    def init_state(self, enc_output, dec_padding_mask, beam_size=1) -> DecoderState:
+        """What `step` keeps between two tokens, before the first, for `beam_size` hypotheses of each source.
+
+        Args:
+            enc_output: of `encode`, (batch, inp_len, d_model).
+            dec_padding_mask: the source's padding, broadcast to (batch, num_heads, beam_size, inp_len); 1 = blocked.
+        """
+        return self.decoder.init_state(enc_output, dec_padding_mask, beam_size)
+
+    def step_weights(self):
+        """The weights that `step` multiplies by in another layout than theirs, to be made once and not at each token.
+
+        Returns:
+            fused: `MultiHeadAttention.fused_weights` of each decoder layer.
+            projection: the kernel (d_model, target_vocab_size), if it is the embeddings'; else nothing.
+        """
+        fused = tuple(layer.mha1.fused_weights() for layer in self.decoder.dec_layers)
+        return fused, (ops.transpose(self.decoder.embedding.embeddings),) if self.share_embeddings else ()
+
+    def step(self, tokens, parents, state, step_weights=None):
+        """One token of each hypothesis: the logits of the next, at the cost of one token.
+
+        The same numbers as `decode` and `project` of the whole give, which look at everything again.
+
+        Args:
+            tokens: the newest ids, (batch, beam_size); the start id at first.
+            parents: the slot of the hypothesis before that each goes on from, (batch, beam_size); with a beam of one,
+                it is not looked at.
+            state: of `init_state`, or of the step before.
+            step_weights: what the method of that name gives; None to make them here.
+
+        Returns:
+            logits: (batch, beam_size, target_vocab_size), float32 under mixed precision too.
+            state: with this token.
+        """
+        fused, projection = step_weights or self.step_weights()
+        x, state = self.decoder.step(tokens, parents, state, fused)
+        logits = self.project(x, *projection)
+        return ops.reshape(logits, (*ops.shape(tokens), self.target_vocab_size)), state
+
+    def project(self, x, kernel=None):
+        """Vectors (..., d_model) to logits (..., target_vocab_size); `kernel` as `step_weights` gives it."""
         if self.share_embeddings:
-            logits = ops.matmul(x, ops.transpose(self.decoder.embedding.embeddings))
+            logits = ops.matmul(x, ops.transpose(self.decoder.embedding.embeddings) if kernel is None else kernel)
         else:
             logits = self.final_layer(x)
         return ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))

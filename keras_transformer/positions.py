@@ -36,6 +36,7 @@ class PositionalEncoding(ExplicitCall, keras.layers.Layer):
 
     Call arguments:
         x: (batch, seq_len, d_model).
+        start: the position of the first vector.
 
     Returns:
         The same shape. A longer sequence raises ValueError, or InvalidArgumentError in a graph that does not know its
@@ -55,19 +56,19 @@ class PositionalEncoding(ExplicitCall, keras.layers.Layer):
     def build(self, x_shape):
         self.built = True
 
-    def call(self, x):
+    def call(self, x, start=0):
         seq_len = ops.shape(x)[1]
-        if isinstance(seq_len, int) and seq_len > self.maximum_position_encoding:
+        if isinstance(start, int) and isinstance(seq_len, int) and start + seq_len > self.maximum_position_encoding:
             raise ValueError(
-                f"a sequence of {seq_len} positions is longer than the position table, "
+                f"a sequence of {start + seq_len} positions is longer than the position table, "
                 f"which has {self.maximum_position_encoding}"
             )
         # A slice of exactly seq_len rows: `[:, :seq_len]` past the table's end would be short, and one row would be
         # added to every position.
-        rows = ops.slice(ops.convert_to_tensor(self.encoding), (0, 0, 0), (1, seq_len, self.d_model))
+        rows = ops.slice(ops.convert_to_tensor(self.encoding), (0, start, 0), (1, seq_len, self.d_model))
         return x + ops.cast(rows, x.dtype)
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape, start=0):
         return x_shape
 
     def get_config(self):

@@ -29,13 +29,13 @@ class Progress:
 
     Args:
         name: what is being done.
-        total: how much there is to do.
+        total: how much there is to do; None if that is not known.
         done: how much of it was done before.
         unit: what is counted.
     """
 
-    def __init__(self, name: str, total: int, done: int = 0, unit: str = "steps"):
-        self.name, self.total, self.done, self.unit = name, total, done, unit
+    def __init__(self, name: str, total: int | None, done: int = 0, unit: str = "steps"):
+        self.name, self.total, self.done, self.unit, self.tokens = name, total, done, unit, 0
         self.begin, self.at_begin, self.shown = time.perf_counter(), done, time.perf_counter()
         self.bar = rich_progress.Progress(
             "{task.description}",
@@ -59,9 +59,14 @@ class Progress:
     def rate(self) -> float:
         return (self.done - self.at_begin) / max(1e-9, time.perf_counter() - self.begin)
 
-    def advance(self, count: int) -> None:
-        self.done += count
-        self.bar.update(self.task, completed=self.done, rate=f"{self.rate():.1f} {self.unit}/s")
+    def rates(self) -> str:
+        tokens = self.tokens / max(1e-9, time.perf_counter() - self.begin)
+        return f"{self.rate():,.1f} {self.unit}/s" + (f", {tokens:,.0f} tokens/s" if self.tokens else "")
+
+    def advance(self, count: int, tokens: int = 0) -> None:
+        """So much more is done, and so many tokens of it, if they are counted."""
+        self.done, self.tokens = self.done + count, self.tokens + tokens
+        self.bar.update(self.task, completed=self.done, rate=self.rates())
         if time.perf_counter() - self.shown > SECONDS_BETWEEN_LINES and not console.is_terminal:
             self.show()
 
@@ -71,8 +76,8 @@ class Progress:
             self.bar.update(self.task, note=note)
             return
         self.shown = time.perf_counter()
-        left = (self.total - self.done) / max(1e-9, self.rate())
-        log.info(
-            "%s %d/%d, %.1f %s/s, %d:%02d left%s",
-            self.name, self.done, self.total, self.rate(), self.unit, left // 60, left % 60, note and f"; {note}",
-        )  # fmt: skip
+        done, left = str(self.done), ""
+        if self.total is not None:
+            seconds = (self.total - self.done) / max(1e-9, self.rate())
+            done, left = f"{self.done}/{self.total}", f", {seconds // 60:.0f}:{seconds % 60:02.0f} left"
+        log.info("%s %s, %s%s%s", self.name, done, self.rates(), left, note and f"; {note}")

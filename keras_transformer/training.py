@@ -158,17 +158,18 @@ def is_record(line: str, last_step: int) -> bool:
 class DevSet:
     """Measures a model on the dev text: loss and accuracy by teacher forcing, BLEU and exact match by translating."""
 
-    def __init__(self, model: Transformer, tokenizers: Tokenizers, pairs: Pairs, corpus: Corpus, language: str):
+    def __init__(self, model: Transformer, tokenizers: Tokenizers, pairs: Pairs, corpus: Corpus, settings: Settings):
         self.loss, self.accuracy = keras.metrics.Mean(), TokenAccuracy()
         self.step = make_evaluate_step(model, self.loss, self.accuracy)
-        self.translator = Translator(TranslatorModule(model, tokenizers))
-        self.pairs, self.corpus, self.language = pairs, corpus, language
+        self.translator = Translator(TranslatorModule(model, tokenizers, settings.decoding), settings.decoding)
+        self.pairs, self.corpus, self.language = pairs, corpus, settings.data.target_language
 
     def measure(self, tokens_per_batch: int) -> tuple[dict[str, float], Scores]:
         self.loss.reset_state()
         self.accuracy.reset_state()
         for inp, tar in token_batches(self.corpus, tokens_per_batch, seed=0, epochs=1):
             self.step(inp, tar)
+        self.translator.module.update()
         translations = self.translator.translate([source for source, _ in self.pairs])
         scores = evaluate(translations, [target for _, target in self.pairs], self.language)
         return {
@@ -189,7 +190,7 @@ def check_same_run(settings: Settings, run_dir: Path) -> None:
     now = settings.model_dump()
     for section, values in now.items():
         for name, value in values.items():
-            if name not in CHANGEABLE and value != before[section][name]:
+            if section != "decoding" and name not in CHANGEABLE and value != before[section][name]:
                 raise UsageError(
                     f"{run_dir} was begun with {section}.{name}={before[section][name]}, now it is {value}: "
                     "give another --run-dir, or the settings that it was begun with"
@@ -249,7 +250,7 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
         beside.write_text(settings_yaml(settings), encoding="utf-8")
     if not (run_dir / "tokenizer").exists():
         tokenizers.save(run_dir / "tokenizer")
-    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings.data.target_language)
+    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings)
     return run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir)
 
 

@@ -1,38 +1,51 @@
 """Text in, text out: tokenise, decode, detokenise, inside the graph."""
 
+import itertools
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import Settings, load_settings
+from keras_transformer.config import DecodingSettings, Settings, load_settings
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
-from keras_transformer.decoding import greedy
-from keras_transformer.errors import DataError, first_line
-from keras_transformer.masks import create_look_ahead_mask, create_padding_mask
+from keras_transformer.decoding import Limits, beam_search, greedy, length_norm, sample
+from keras_transformer.errors import DataError, UsageError, first_line
+from keras_transformer.ids import PAD, START
+from keras_transformer.masks import create_masks, create_padding_mask
 from keras_transformer.model import Transformer
 from keras_transformer.quiet import quiet_stderr
 
-EXTRA_LENGTH = 50  # section 6.1: the most tokens that an output is longer than its source
-TOKENS_PER_BATCH = 4096
+POSITIONS = 4096  # source positions, times the beam's size, that are decoded together
+WINDOW = 4096  # texts that are sorted by length together
 BLANK = r"[\s\p{Z}\x{85}\x{1c}-\x{1f}]*"  # what Python's str.isspace calls blank
 log = logging.getLogger(__name__)
 
 
 class TranslatorModule(tf.Module):
-    """A model and its tokenizers as three graph functions, which `tf.saved_model.save` takes along.
+    """A model and its tokenizers as graph functions, which `tf.saved_model.save` takes along.
 
     Attributes:
-        encode: texts (batch,) to ids (batch, None), cut to the position table, and their numbers before the cut.
-        translate_ids: source ids (batch, inp_len), 0 = padding, to texts (batch,) and scores (batch,).
-        serve: one after the other: `text`, strings (batch,), to {"text": strings (batch,), "score": float32 (batch,)}.
-    A score is the log-probability of the output, its end token included. A blank text gives "" and 0.
+        encode, encode_target: texts (batch,) to source or target ids (batch, None), the end id last, cut to the
+            position table, and their numbers before the cut.
+        decode: source ids (batch, inp_len), 0 = padding; ids that each output must begin with (batch, None), 0 after
+            them; numbers of the rows, by which sampling draws (batch,). To {"text", strings; "ids"; "log_prob", the sum
+            over the tokens, the end token included; "score", that divided by the length norm}, each (batch, n_best),
+            the best first. A blank source gives "" and 0.
+        score: source ids and target ids to the log-probability of each target id (batch, tar_len), 0 for padding.
+        attention: the same to the attention to the source, (batch, num_layers, num_heads, tar_len, inp_len).
+        pieces: to the target's subword pieces, strings (target_vocab_size,).
+        serve: encode and decode: `text`, strings (batch,), to the best {"text", "log_prob", "score"}, (batch,) each.
+        update: no graph function; takes over the weights that the model has now, of which some lie here in another
+            layout or precision.
     """
 
-    def __init__(self, model: Transformer, tokenizers: Tokenizers):
+    def __init__(self, model: Transformer, tokenizers: Tokenizers, decoding: DecodingSettings):
         super().__init__()
         if (len(tokenizers.source.pieces), len(tokenizers.target.pieces)) != (
             model.input_vocab_size,
@@ -42,129 +55,356 @@ class TranslatorModule(tf.Module):
                 f"the tokenizers have {tokenizers.source.vocab_size} and {tokenizers.target.vocab_size} pieces, "
                 f"the model {model.input_vocab_size} and {model.target_vocab_size}"
             )
+        unknown = [piece for piece in decoding.forbidden if piece not in tokenizers.target.pieces]
+        if unknown:
+            raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
+        forbidden = [tokenizers.target.pieces.index(piece) for piece in decoding.forbidden]
+        norm = length_norm(decoding.length_norm, decoding.length_penalty)
+        beam_size = decoding.beam_size if decoding.method == "beam" else 1
+        original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
+        step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
 
         def encode(text):
             text = tf.where(tf.strings.regex_full_match(text, BLANK), "", text)
-            ids = tokenizers.source.encode(text)
-            cut = tf.concat([ids[:, :-1][:, : model.pe_input - 1], ids[:, -1:]], axis=1)
-            return cut, ids.row_lengths()
+            return cut(tokenizers.source.encode(text), model.pe_input)
 
-        def translate_ids(inp):
+        def encode_target(text):
+            return cut(tokenizers.target.encode(text), model.pe_target)
+
+        def decode(inp, prefix, rows):
             lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
-            # A source of the end token alone is a blank line.
-            max_lengths = tf.where(lengths > 1, tf.minimum(lengths + EXTRA_LENGTH, model.pe_target), 0)
+            most, fewest = length_limits(lengths, decoding, model.pe_target)
+            limits = Limits(most, fewest, prefix, forbidden, decoding.no_repeat_ngram)
             padding_mask = create_padding_mask(inp)
-            enc_output = model.encode(inp, False, padding_mask)
+            state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
+            weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
 
-            def next_logits(ids):
-                look_ahead_mask = create_look_ahead_mask(tf.shape(ids)[1])
-                x, _ = model.decode(ids, enc_output, False, look_ahead_mask, padding_mask)
-                return model.project(x[:, -1])
+            def step(tokens, parents, state):
+                return model.step(tokens, parents, state, weights)
 
-            ids, scores = greedy(next_logits, max_lengths)
-            return tokenizers.target.decode(ids), scores
+            if decoding.method == "sample":
+                seeds = tf.stack([tf.fill(tf.shape(rows), decoding.seed), rows], 1)
+                found = sample(step, state, limits, seeds, decoding.temperature, decoding.top_k, decoding.top_p)
+            elif beam_size == 1:
+                found = greedy(step, state, limits)
+            else:
+                found = beam_search(step, state, limits, beam_size, decoding.n_best, norm)
+            ids, log_prob = found
+            batch, n, longest = tf.unstack(tf.shape(ids))
+            text = tf.reshape(tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))
+            count = tf.maximum(tf.math.count_nonzero(ids, -1), 1)
+            return {"text": text, "ids": ids, "log_prob": log_prob, "score": log_prob / norm(count)}
+
+        def teacher_force(inp, tar):
+            tar_inp = tf.concat([tf.fill([tf.shape(tar)[0], 1], START), tar[:, :-1]], 1)
+            return model(inp, tar_inp, False, *create_masks(inp, tar_inp))
+
+        def score(inp, tar):
+            logits, _ = teacher_force(inp, tar)
+            log_probs = -tf.nn.sparse_softmax_cross_entropy_with_logits(tar, logits)
+            return tf.where(tar == PAD, 0.0, log_probs)
+
+        def attention(inp, tar):
+            _, weights = teacher_force(inp, tar)
+            layers = [weights[f"decoder_layer{i + 1}_block2"] for i in range(model.num_layers)]
+            return tf.cast(tf.stack(layers, 1), tf.float32)
+
+        def pieces():
+            return tf.constant(tokenizers.target.pieces)
 
         def serve(text):
-            ids, _ = self.encode(text)
-            text, score = self.translate_ids(ids.to_tensor())
-            return {"text": text, "score": score}
+            ids = self.encode(text)[0].to_tensor()
+            found = self.decode(ids, tf.zeros([tf.shape(ids)[0], 0], tf.int32), tf.range(tf.shape(ids)[0]))
+            return {name: found[name][:, 0] for name in ("text", "log_prob", "score")}
+
+        def update():
+            if model is not original:
+                copy_variables(original, model)
+            tf.nest.map_structure(lambda old, new: old.assign(new), step_weights, model.step_weights())
 
         self.tokenizers = list(tokenizers)
-        self.weights = [variable.value for variable in model.variables]  # SavedModel does not look into Keras's lists
-        strings = tf.TensorSpec((None,), tf.string, "text")
-        self.encode = tf.function(encode, input_signature=[strings], autograph=False)
-        ids = tf.TensorSpec((None, None), tf.int32, "ids")
-        self.translate_ids = tf.function(translate_ids, input_signature=[ids], autograph=False)
-        self.serve = tf.function(serve, input_signature=[strings], autograph=False)
+        # SavedModel does not look into Keras's lists.
+        self.weights = [variable.value for variable in model.variables] + tf.nest.flatten(step_weights)
+        strings, rows = tf.TensorSpec((None,), tf.string, "text"), tf.TensorSpec((None,), tf.int32, "rows")
+        inp, tar, prefix = (tf.TensorSpec((None, None), tf.int32, name) for name in ("inp", "tar", "prefix"))
+        self.encode = graph(encode, strings)
+        self.encode_target = graph(encode_target, strings)
+        self.decode = graph(decode, inp, prefix, rows)
+        self.score = graph(score, inp, tar)
+        self.attention = graph(attention, inp, tar)
+        self.pieces = graph(pieces)
+        self.serve = graph(serve, strings)
+        self.update = update
+
+
+def graph(function, *signature):
+    return tf.function(function, input_signature=signature, autograph=False)
+
+
+def cut(ids: tf.RaggedTensor, table: int) -> tuple[tf.RaggedTensor, tf.Tensor]:
+    """Rows of ids of at most `table`, the end id kept, and their numbers before."""
+    return tf.concat([ids[:, :-1][:, : table - 1], ids[:, -1:]], axis=1), ids.row_lengths()
+
+
+def cast_model(model: Transformer, dtype: str) -> Transformer:
+    """The same model with its weights in another precision."""
+    other = Transformer.from_config({**model.get_config(), "dtype": dtype})
+    other.build((None, None), (None, None))
+    copy_variables(model, other)
+    return other
+
+
+def copy_variables(model: Transformer, other: Transformer) -> None:
+    for variable, copy in zip(model.variables, other.variables, strict=True):
+        copy.assign(variable)
+
+
+def length_limits(lengths: tf.Tensor, decoding: DecodingSettings, table: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The most and the fewest tokens of each output, from the sources' lengths; `table` is the most there can be."""
+    source = tf.cast(lengths, tf.float32)
+    most = tf.cast(source * decoding.max_length_factor, tf.int32) + decoding.max_length_extra
+    most = tf.minimum(most, table if decoding.max_length is None else min(table, decoding.max_length))
+    fewest = tf.cast(tf.math.ceil(source * decoding.min_length_factor), tf.int32)
+    # A source of the end token alone is a blank line.
+    return tf.where(lengths > 1, most, 0), tf.maximum(fewest, decoding.min_length)
+
+
+class Translation(NamedTuple):
+    """One translation of a text.
+
+    Attributes:
+        text: the translation.
+        ids: the target ids it was decoded as, the end id included.
+        log_prob: the sum of their log-probabilities.
+        score: that divided by the length norm, by which beam search ranks.
+    """
+
+    text: str
+    ids: list[int]
+    log_prob: float
+    score: float
 
 
 class Translator:
-    """Translates lists of texts.
+    """Translates and scores texts.
+
+    On several cores at once if TensorFlow computes each operation on one, which is the faster way; the command does so.
+    In Python, before TensorFlow's first operation: `tf.config.threading.set_intra_op_parallelism_threads(1)`.
 
     Args:
         module: a TranslatorModule, or what `tf.saved_model.load` made of one.
+        decoding: the settings that the module was made with.
+
+    Attributes:
+        pieces: the target's subword piece of each id.
     """
 
-    def __init__(self, module: TranslatorModule):
-        self.module = module
+    def __init__(self, module: TranslatorModule, decoding: DecodingSettings):
+        self.module, self.decoding = module, decoding
+        self.pieces = [piece.decode("utf-8", "replace") for piece in module.pieces().numpy()]
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Translator":
+    def load(cls, folder: str | Path, decoding: DecodingSettings | None = None) -> "Translator":
         """The translator of a run folder or of an exported SavedModel.
+
+        Args:
+            decoding: how to search; None for the run's own settings. A SavedModel takes no others.
 
         Raises:
             DataError: the folder is neither, or damaged.
+            UsageError: other settings for a SavedModel, or settings that do not go with the model.
         """
         folder = Path(folder)
-        if (folder / "saved_model.pb").exists():
-            try:
-                with quiet_stderr():
-                    module = tf.saved_model.load(folder)
-            except Exception as error:  # TensorFlow has many kinds for a damaged one
-                raise DataError(f"{folder}: damaged SavedModel ({first_line(error)})") from error
-            if not (hasattr(module, "encode") and hasattr(module, "translate_ids")):
-                raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
-            return cls(module)
-        return cls(TranslatorModule(*load_run(folder)))
+        own = run_settings(folder).decoding
+        if not (folder / "saved_model.pb").exists():
+            return cls(TranslatorModule(*load_run(folder), decoding or own), decoding or own)
+        if decoding not in (None, own):
+            raise UsageError(f"{folder}: a SavedModel decodes as it was exported; give these options to `export`")
+        try:
+            with quiet_stderr():
+                module = tf.saved_model.load(folder)
+        except Exception as error:  # TensorFlow has many kinds for a damaged one
+            raise DataError(f"{folder}: damaged SavedModel ({first_line(error)})") from error
+        if not all(hasattr(module, name) for name in ("encode", "decode", "score", "pieces")):
+            raise DataError(f"{folder}: a SavedModel, but none that this version's `keras-transformer export` wrote")
+        return cls(module, own)
 
-    def translate(self, texts: list[str], progress: Callable[[int], None] = lambda count: None) -> list[str]:
-        """Translations, one for each text, in order.
+    def translate(
+        self, texts: list[str], progress: Callable[[int, int], None] = lambda texts, tokens: None
+    ) -> list[str]:
+        """The best translation of each text, in order; `progress` as in `stream`."""
+        if isinstance(texts, str):
+            raise TypeError("translate takes a list of texts, got one text")
+        return [translations[0].text for translations in self.stream(texts, progress=progress)]
 
-        Texts of like length are decoded together; a text longer than the position table is cut to it, with a warning
-        by line number in the log.
+    def stream(
+        self,
+        texts: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] = lambda texts, tokens: None,
+        window: int = WINDOW,
+    ) -> Iterator[list[Translation]]:
+        """The n best translations of each text, in order, whatever their number: no more than a window is in memory.
+
+        The texts of a window are decoded by length. A text longer than the position table is cut to it, with a warning
+        by line number in the log. What becomes of a text does not depend on the others.
 
         Args:
             texts: the source lines.
-            progress: called with the number of texts finished since the last call.
+            prefixes: what each translation must begin with, as many as texts, in whole pieces.
+            progress: called with the numbers of texts and of tokens finished since the last call.
+            window: how many texts are taken together.
         """
-        return [text for text, _ in self.translate_with_scores(texts, progress)]
+        pairs = ((text, "") for text in texts) if prefixes is None else zip(texts, prefixes, strict=True)
+        beam_size = self.decoding.beam_size if self.decoding.method == "beam" else 1
 
-    def translate_with_scores(
-        self, texts: list[str], progress: Callable[[int], None] = lambda count: None
-    ) -> list[tuple[str, float]]:
-        """As `translate`; each with its log-probability."""
-        if isinstance(texts, str):
-            raise TypeError("translate takes a list of texts, got one text")
-        if not texts:
-            return []
-        ids, lengths = self.module.encode(tf.constant(texts))
+        def begin(sources, prefixes, first):
+            inp = self.encode(sources, self.module.encode, first, "source")
+            begins = self.module.encode_target(tf.constant(prefixes))[0][:, :-1]
+
+            def decode(rows):
+                ids, begin = tf.gather(inp, rows).to_tensor(), tf.gather(begins, rows).to_tensor()
+                found = self.module.decode(ids, begin, tf.constant(first + rows, tf.int32))
+                return self.translations(*(found[name].numpy() for name in ("text", "ids", "log_prob", "score")))
+
+            return inp.row_lengths().numpy(), decode
+
+        def advance(translations):
+            progress(len(translations), sum(len(n_best[0].ids) for n_best in translations))
+
+        return in_windows(pairs, begin, POSITIONS // beam_size, window, advance)
+
+    def encode(self, texts, encode, first: int, side: str) -> tf.RaggedTensor:
+        """The ids of texts, of which the first is line `first`, counted from 0."""
+        ids, lengths = encode(tf.constant(texts))
         kept = ids.row_lengths().numpy()
         for line in np.flatnonzero(kept < lengths.numpy()):
-            log.warning("line %d: %d tokens, cut to the %d that fit", line + 1, lengths[line], kept[line])
-        results: list[tuple[str, float]] = [("", 0.0)] * len(texts)
-        for rows in length_batches(kept):
-            output, scores = self.module.translate_ids(tf.gather(ids, rows).to_tensor())
-            for row, text, score in zip(rows, output.numpy(), scores.numpy(), strict=True):
-                results[row] = (text.decode("utf-8", "replace").replace("\n", " "), float(score))
-            progress(len(rows))
-        return results
+            log.warning(
+                "line %d: %s of %d tokens, cut to the %d that fit", first + line + 1, side, lengths[line], kept[line]
+            )
+        return ids
+
+    def translations(self, texts, ids, log_probs, scores) -> list[list[Translation]]:
+        lengths = np.count_nonzero(ids, -1).tolist()
+        rows = zip(texts.tolist(), ids.tolist(), lengths, log_probs.tolist(), scores.tolist(), strict=True)
+        return [
+            [
+                Translation(text.decode("utf-8", "replace").replace("\n", " "), ids[:length], log_prob, score)
+                for text, ids, length, log_prob, score in zip(*row, strict=True)
+            ]
+            for row in rows
+        ]
+
+    def score(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        progress: Callable[[int, int], None] = lambda texts, tokens: None,
+        window: int = WINDOW,
+    ) -> Iterator[list[tuple[str, float]]]:
+        """Each target's pieces and their log-probabilities given its source, the end token's last, in order.
+
+        Args:
+            pairs: sources and targets.
+            progress, window: as in `stream`.
+        """
+
+        def begin(sources, targets, first):
+            inp = self.encode(sources, self.module.encode, first, "source")
+            tar = self.encode(targets, self.module.encode_target, first, "target")
+
+            def score(rows):
+                ids = tf.gather(tar, rows)
+                log_probs = self.module.score(tf.gather(inp, rows).to_tensor(), ids.to_tensor()).numpy().tolist()
+                return [
+                    [(self.pieces[i], log_prob) for i, log_prob in zip(row, values[: len(row)], strict=True)]
+                    for row, values in zip(ids.to_list(), log_probs, strict=True)
+                ]
+
+            return np.maximum(inp.row_lengths().numpy(), tar.row_lengths().numpy()), score
+
+        def advance(scored):
+            progress(len(scored), sum(map(len, scored)))
+
+        return in_windows(pairs, begin, POSITIONS, window, advance)
+
+    def attention(self, text: str, translation: Translation) -> np.ndarray:
+        """How much each token of a translation attended to each piece of its text.
+
+        Returns:
+            (num_layers, num_heads, len(translation.ids), number of the text's pieces, the end token included).
+        """
+        inp = self.encode([text], self.module.encode, 0, "source").to_tensor()
+        return self.module.attention(inp, tf.constant([translation.ids], tf.int32))[0].numpy()
 
 
-def length_batches(lengths: np.ndarray) -> list[np.ndarray]:
-    """Row numbers by length, longest first, at most TOKENS_PER_BATCH positions together."""
+def in_windows(pairs, begin, positions: int, window: int, advance) -> Iterator:
+    """What becomes of each pair, in order, with no more than `window` of them in memory.
+
+    Args:
+        begin: takes the first and the second of the pairs of a window and its first line's number; gives the lengths of
+            the lines and a function from numbers of some, counted from the window's first, to what becomes of them.
+        positions: the most positions that are worked on together.
+        advance: called with results as they come, in any order.
+    """
+    pairs, first = iter(pairs), 0
+    with ThreadPoolExecutor(workers()) as pool:
+        while chunk := list(itertools.islice(pairs, window)):
+            lengths, work = begin(*map(list, zip(*chunk, strict=True)), first)
+            batches = length_batches(lengths, positions)
+            futures = [pool.submit(work, rows) for rows in batches]
+            results: list = [None] * len(chunk)
+            try:
+                for rows, future in zip(batches, futures, strict=True):
+                    advance(future.result())
+                    for row, result in zip(rows, future.result(), strict=True):
+                        results[row] = result
+            finally:
+                for future in futures:
+                    future.cancel()
+            yield from results
+            first += len(chunk)
+
+
+def workers() -> int:
+    """One for each core, if TensorFlow leaves the others free while it computes an operation."""
+    if tf.config.threading.get_intra_op_parallelism_threads() != 1:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def length_batches(lengths: np.ndarray, positions: int) -> list[np.ndarray]:
+    """Row numbers by length, longest first, at most `positions` together."""
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
     while start < len(order):
-        rows = max(1, TOKENS_PER_BATCH // int(lengths[order[start]]))
+        rows = max(1, positions // int(lengths[order[start]]))
         batches.append(order[start : start + rows])
         start += rows
     return batches
 
 
 def run_settings(folder: Path) -> Settings:
-    """The settings of a run folder, or of the run that a SavedModel was exported from."""
-    saved_model = (folder / "saved_model.pb").exists()
-    return load_settings(folder / "assets.extra" / "settings.yaml" if saved_model else folder / "settings.yaml")
+    """The settings of a run folder, or of the run that a SavedModel was exported from.
+
+    Raises:
+        DataError: the folder is neither.
+    """
+    if (folder / "saved_model.pb").exists():
+        path = folder / "assets.extra" / "settings.yaml"
+        if not path.exists():
+            raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
+        return load_settings(path)
+    if not (folder / "settings.yaml").exists():
+        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
+    return load_settings(folder / "settings.yaml")
 
 
 def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:
     """The best model of a run folder, and its tokenizers.
 
     Raises:
-        DataError: the folder is no run folder, has no model yet, or is damaged.
+        DataError: it has no model yet, or is damaged.
     """
-    if not (folder / "settings.yaml").exists():
-        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
     if not (folder / "best.keras").exists():
         raise DataError(f"{folder}: no model yet (no best.keras); train the run until its first measure on dev")
     tokenizers = load_tokenizers(folder / "tokenizer")

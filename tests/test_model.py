@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
 
-from keras_transformer import Decoder, Encoder, Transformer, create_masks, loss_function
+from keras_transformer import Decoder, Encoder, Transformer, create_masks, create_padding_mask, loss_function
 
 CROSS = ("decoder_layer1_block2", "decoder_layer2_block2")
 SHORT, PADDED = np.array([[5, 6, 7]], "int32"), np.array([[5, 6, 7, 0, 0]], "int32")
@@ -239,3 +240,73 @@ def test_stacks_take_the_documents_arguments():
         f"decoder_layer{i}_block{j}": (1, 4, 5, 5) for i in (1, 2, 3) for j in (1, 2)
     }
     assert Transformer(1, 16, 4, 32, 50, 50, 60, 60).rate == 0.1
+
+
+# Decoding a token at a time
+
+
+def run_steps(model, inp, tokens, parents):
+    """The logits of each step and the prefix of each hypothesis, from tokens and parents, (steps, batch, beam_size)."""
+    padding_mask = create_padding_mask(inp)
+    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, tokens.shape[2])
+    prefixes, results = np.zeros((*tokens.shape[1:], 0), "int32"), []
+    for newest, came_from in zip(tokens, parents, strict=True):
+        prefixes = np.take_along_axis(prefixes, came_from[..., None], 1)
+        prefixes = np.concatenate([prefixes, newest[..., None]], 2)
+        logits, state = model.step(ops.convert_to_tensor(newest), ops.convert_to_tensor(came_from), state)
+        results.append((ops.convert_to_numpy(logits), prefixes))
+    return results
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize(
+    "changes", [{}, {"share_embeddings": True}, {"norm": "pre", "activation": "gelu"}], ids=["plain", "shared", "pre"]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_float16", 1e-2)])
+def test_a_step_is_the_last_row_of_the_whole(tiny, rng, beam_size, changes, dtype, tolerance):
+    """At every step, for sources of three lengths, after hypotheses changed slots: the uncached path's logits.
+
+    B11, https://github.com/lucidrains/x-transformers/issues/311: cached and uncached outputs drifted from step 2 on.
+    """
+    model = tiny(dtype=dtype, **changes)
+    inp = np.array([[5, 6, 7, 8, 3], [9, 3, 0, 0, 0], [5, 6, 3, 0, 0]], "int32")
+    tokens = rng.integers(4, 40, (8, 3, beam_size)).astype("int32")
+    tokens[0] = 2
+    parents = rng.integers(0, beam_size, tokens.shape).astype("int32")
+    model((inp, tokens[:, :, 0].T))
+    for logits, prefixes in run_steps(model, inp, tokens, parents):
+        assert logits.shape == (3, beam_size, 40)
+        for slot in range(beam_size):
+            whole = ops.convert_to_numpy(model((inp, prefixes[:, slot])))[:, -1]
+            np.testing.assert_allclose(logits[:, slot], whole, atol=tolerance)
+
+
+def test_the_beams_of_a_source_attend_to_that_source(tiny, rng):
+    """Sources of 3 and 9 tokens, beam 3; swapped, the logits are swapped, and a source alone gives the same.
+
+    B5, https://github.com/keras-team/keras-hub/issues/1047: the encoder's output was tiled where it must be repeated.
+    """
+    model = tiny()
+    inp = np.zeros((2, 9), "int32")
+    inp[0, :3], inp[1] = [5, 6, 3], [*range(10, 18), 3]
+    tokens = np.concatenate([np.full((1, 2, 3), 2), rng.integers(4, 40, (3, 2, 3))]).astype("int32")
+    parents = rng.integers(0, 3, tokens.shape).astype("int32")
+    model((inp, tokens[:, :, 0].T))
+    together = run_steps(model, inp, tokens, parents)
+    swapped = run_steps(model, inp[::-1].copy(), tokens[:, ::-1].copy(), parents[:, ::-1].copy())
+    alone = run_steps(model, inp[:1, :3], tokens[:, :1], parents[:, :1])
+    for (logits, _), (other, _), (one, _) in zip(together, swapped, alone, strict=True):
+        np.testing.assert_allclose(logits, other[::-1], atol=1e-6)
+        np.testing.assert_allclose(logits[:1], one, atol=1e-5)
+
+
+def test_step_weights_made_once_are_those_made_at_each_step(tiny):
+    model = tiny(share_embeddings=True)
+    inp, tokens = np.array([[5, 3]], "int32"), np.array([[2]], "int32")
+    model((inp, tokens))
+    padding_mask = create_padding_mask(inp)
+    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask)
+    logits, after = model.step(tokens, 0 * tokens, state, model.step_weights())
+    expected, _ = model.step(tokens, 0 * tokens, state)
+    np.testing.assert_array_equal(logits, expected)
+    assert tuple(after.layers[0].keys.shape) == (1, 2, 1, 8) and tuple(after.ancestors.shape) == (1, 1, 1)
