@@ -220,8 +220,8 @@ def export(
     """Write the best model of RUN as a SavedModel that takes and gives strings.
 
     Its signature serving_default takes `text`, strings (batch,), and gives `text`, `log_prob` and `score`, found by the
-    search that is given here. It loads wherever tensorflow and tensorflow-text are installed; TensorFlow Serving runs it
-    too.
+    search that is given here. It loads wherever tensorflow and tensorflow-text are installed, TensorFlow Serving
+    included.
     """
     if out.exists():
         raise DataError(f"{out} is there already")
@@ -279,10 +279,8 @@ def read_input(file: Path | None) -> tuple[Iterator[str], int | None, dict[str, 
     """
     from keras_transformer.files import open_lines, records
 
-    name, lines = (
-        "stdin" if file is None else str(file),
-        records(sys.stdin.buffer) if file is None else open_lines(file),
-    )
+    name = "stdin" if file is None else str(file)
+    lines = records(sys.stdin.buffer) if file is None else open_lines(file)
     at_once = {"window": 1} if file is None and sys.stdin.isatty() else {}
 
     def decoded():

@@ -68,13 +68,18 @@ class TrainingSettings(Strict):
 
 
 class DecodingSettings(Strict):
-    """The search for a translation; beam size, length penalty and longest output are the paper's (section 6.1)."""
+    """The search for a translation; the beam's size and the longest output are the paper's (section 6.1)."""
 
     method: Literal["beam", "sample"] = Field("beam", description="beam search (greedy with beam_size 1), or sampling")
     beam_size: Count = Field(4, description="hypotheses that are followed")
     n_best: Count = Field(1, description="translations of each source; at most beam_size")
-    length_norm: Literal["gnmt", "average"] = Field("gnmt", description="divide by ((5 + n) / 6)^a, or by n^a")
-    length_penalty: float = Field(0.6, ge=0, description="a; 0 ranks by the log-probability itself")
+    length_norm: Literal["average", "gnmt"] = Field(
+        "average", description="divide by n^a, or by ((5 + n) / 6)^a (the paper, with a = 0.6)"
+    )
+    length_penalty: float = Field(1.0, ge=0, description="a; 0 ranks by the log-probability itself")
+    patience: float | None = Field(
+        2.0, gt=0, description="stop when this many times beam_size have ended; null: when no other can win"
+    )
     max_length: Count | None = Field(None, description="most tokens of an output, the end token counted; null for any")
     max_length_factor: float = Field(1.0, ge=0, description="most tokens: this times the source's, and then")
     max_length_extra: int = Field(50, ge=0, description="this many more")

@@ -61,6 +61,7 @@ class Search(NamedTuple):
         parents: the slot that each came from, (batch, beam_size).
         finished: those that ended, the best first, with ids as above.
         scores: what they are ranked by, (batch, n).
+        ended: how many have ended, (batch,).
         limits: min_lengths, max_lengths and prefix of the rows.
         state: the step function's.
     """
@@ -72,6 +73,7 @@ class Search(NamedTuple):
     parents: tf.Tensor
     finished: Hypotheses
     scores: tf.Tensor
+    ended: tf.Tensor
     limits: tuple[tf.Tensor, tf.Tensor, tf.Tensor]
     state: Any
 
@@ -172,6 +174,7 @@ def begin(state: Any, limits: Limits, beam_size: int, n_best: int) -> Search:
         parents=tf.zeros((batch, beam_size), tf.int32),
         finished=Hypotheses(tf.fill((batch, n_best, 1), START), tf.fill((batch, n_best), -float("inf"))),
         scores=tf.fill((batch, n_best), -float("inf")),
+        ended=tf.zeros((batch,), tf.int32),
         limits=(
             tf.zeros_like(limits.max_lengths) if limits.min_lengths is None else limits.min_lengths,
             limits.max_lengths,
@@ -285,14 +288,19 @@ def beam_search(
     beam_size: int,
     n_best: int = 1,
     norm: Callable[[tf.Tensor], tf.Tensor] = UNNORMALIZED,
+    patience: float | None = None,
 ) -> Hypotheses:
     """The `n_best` outputs of highest log-probability divided by `norm` of their length, among those that are seen.
 
     At each length the `beam_size` most probable continuations of all hypotheses are taken; those that end go to the
-    finished ones, the others go on. So a beam of one is greedy search, and a beam as wide as there are outputs is an
-    exact search. A row is done when none that goes on can still come among its n best: a sum of log-probabilities can
-    only fall, and is divided by `norm` of the maximum length at most. Hypotheses that come to the maximum length
-    without an end rank after all that ended.
+    finished ones, the others go on. So a beam of one is greedy search. A row is done when none that goes on can still
+    come among its n best: a sum of log-probabilities can only fall, and is divided by `norm` of the maximum length at
+    most. So a beam as wide as there are outputs is an exact search. Hypotheses that come to the maximum length without
+    an end rank after all that ended.
+
+    Args:
+        patience: a row is done, too, when this many times `beam_size` have ended (Kasai et al. 2022; 1 is what most
+            toolkits do). Under a length norm that is much sooner, and the n best may be others; None never to.
     """
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best must be from 1 to beam_size, got n_best={n_best} and beam_size={beam_size}")
@@ -300,11 +308,11 @@ def beam_search(
     def advance(x):
         logits, state = step(tf.reshape(x.ids[:, :, -1], (-1, beam_size)), x.parents, x.state)
         tokens, log_probs = propose(logits, x, beam_size, limits)
-        batch, _, count = tf.unstack(tf.shape(tokens))
-        sums = tf.reshape(x.log_probs[..., None] + log_probs, (batch, beam_size * count))
+        batch, _, proposed = tf.unstack(tf.shape(tokens))
+        sums = tf.reshape(x.log_probs[..., None] + log_probs, (batch, beam_size * proposed))
         sums, places = tf.math.top_k(sums, beam_size)
-        parents = places // count
-        token = tf.gather(tf.reshape(tokens, (batch, beam_size * count)), places, batch_dims=1)
+        parents = places // proposed
+        token = tf.gather(tf.reshape(tokens, (batch, beam_size * proposed)), places, batch_dims=1)
         ids = tf.concat([tf.gather(x.ids, parents, batch_dims=1), token[..., None]], 2)
         length = tf.shape(x.ids)[2]
         limit = length >= x.limits[1]
@@ -320,9 +328,19 @@ def beam_search(
         sums = tf.where(ended, -float("inf"), sums)
         attainable = tf.reduce_max(sums, 1) / norm(x.limits[1])
         done = x.done | limit | (attainable <= scores[:, -1])
+        count = x.ended + tf.math.count_nonzero(ended, 1, dtype=tf.int32)
+        if patience is not None:
+            done |= tf.cast(count, tf.float32) >= patience * beam_size
         sums = tf.where(done[:, None], -float("inf"), sums)  # until the row leaves, nothing more ends in it
         return x._replace(
-            done=done, ids=ids, log_probs=sums, parents=parents, finished=finished, scores=scores, state=state
+            done=done,
+            ids=ids,
+            log_probs=sums,
+            parents=parents,
+            finished=finished,
+            scores=scores,
+            ended=count,
+            state=state,
         )
 
     return search(advance, begin(state, limits, beam_size, n_best))

@@ -88,7 +88,7 @@ class TranslatorModule(tf.Module):
             elif beam_size == 1:
                 found = greedy(step, state, limits)
             else:
-                found = beam_search(step, state, limits, beam_size, decoding.n_best, norm)
+                found = beam_search(step, state, limits, beam_size, decoding.n_best, norm, decoding.patience)
             ids, log_prob = found
             batch, n, longest = tf.unstack(tf.shape(ids))
             text = tf.reshape(tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))

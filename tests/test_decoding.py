@@ -49,7 +49,7 @@ def brute_force(log_probs, norm, longest=4, vocab=5):
     for length in range(1, longest + 1):
         for body in itertools.product((UNK, A), repeat=length - 1):
             ids = (*body, END)
-            outputs.append((log_prob(log_probs, ids) / norm(length), log_prob(log_probs, ids), ids))
+            outputs.append((log_prob(log_probs, ids) / float(norm(length)), log_prob(log_probs, ids), ids))
     return sorted(outputs, reverse=True)
 
 
@@ -129,7 +129,7 @@ def test_an_empty_batch_gives_nothing():
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("n_best", [1, 3, 15])
 def test_a_beam_of_full_width_is_an_exact_search(rng, kind, alpha, n_best):
-    """Vocabulary 5, at most 4 tokens: all 15 outputs, in the order of brute force; the beam is wider than the vocabulary.
+    """Vocabulary 5, at most 4 tokens: all 15 outputs in brute force's order; the beam is wider than the vocabulary.
 
     B9, https://github.com/facebookresearch/fairseq/pull/8: top-k failed on a beam wider than the vocabulary.
     """
@@ -137,7 +137,7 @@ def test_a_beam_of_full_width_is_an_exact_search(rng, kind, alpha, n_best):
         step, log_probs = random_step(rng)
         norm = length_norm(kind, alpha)
         hypotheses = beam_search(step, tf.zeros((1, 27), tf.int32), limit(4), 27, n_best, norm)
-        expected = brute_force(log_probs, lambda n: float(norm(n)))[:n_best]
+        expected = brute_force(log_probs, norm)[:n_best]
         assert ids_of(hypotheses) == [list(ids) for _, _, ids in expected]
         np.testing.assert_allclose(hypotheses.log_probs[0], [total for _, total, _ in expected], atol=1e-4)
         lengths = [len(ids) for ids in ids_of(hypotheses)]
@@ -252,7 +252,7 @@ def test_forbidden_pieces_are_not_emitted_and_keep_their_probability():
 
 
 def test_no_ngram_twice():
-    """4 before 5 before 6 before 7: the most probable that makes no bigram anew, by hand; and without repeating a token."""
+    """4 before 5 before 6 before 7: the most probable that makes a new bigram, by hand; and a new token."""
     step = constant({4: 0.5, 5: 0.3, 6: 0.15, 7: 0.05}, 8)
     for hypotheses in all_methods(step, lambda beam: (), limit(8, no_repeat_ngram=2)):
         [ids] = ids_of(hypotheses)

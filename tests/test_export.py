@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 from test_translator import LINES, make_module
 
-from keras_transformer.config import Settings, settings_yaml
+from keras_transformer.config import DecodingSettings, Settings, settings_yaml
+from keras_transformer.errors import UsageError
 from keras_transformer.export.saved_model import export_saved_model
 from keras_transformer.translator import Translator, run_settings
 
@@ -53,21 +54,21 @@ def test_gives_the_same_texts_and_scores_in_a_bare_process(run, saved_model, tmp
     S6, https://github.com/OpenNMT/OpenNMT-tf/issues/501: what the run translates, the export translates.
     """
     lines = [*LINES, "", " \t", "dogs " * 100, "a\u00a0cat", *(f"{line} and {line}" for line in LINES), *LINES[:4]]
-    expected = Translator.load(run).translate_with_scores(lines)
+    expected = [n_best[0] for n_best in Translator.load(run).stream(lines)]
     moved = shutil.move(saved_model, tmp_path / "moved")
     result = subprocess.run(
         [sys.executable, "-c", BARE, moved], input=json.dumps(lines), capture_output=True, text=True, check=True
     )
     texts, scores = json.loads(result.stdout.splitlines()[-1])
-    assert texts == [text for text, _ in expected]
-    np.testing.assert_allclose(scores, [score for _, score in expected], atol=1e-4)
+    assert texts == [found.text for found in expected]
+    np.testing.assert_allclose(scores, [found.score for found in expected], atol=1e-4)
 
 
 def test_takes_any_number_of_texts(saved_model):
     """S4, https://github.com/tensorflow/tensorflow/issues/69307: named input and outputs, one, three or no texts."""
     serve = tf.saved_model.load(saved_model).signatures["serving_default"]
     assert [spec.name for spec in serve.structured_input_signature[1].values()] == ["text"]
-    assert set(serve.structured_outputs) == {"text", "score"}
+    assert set(serve.structured_outputs) == {"text", "log_prob", "score"}
     for count in (1, 3):
         results = serve(text=tf.constant(LINES[:count]))
         assert results["text"].shape == results["score"].shape == (count,)
@@ -83,3 +84,15 @@ def test_invalid_bytes_are_read_as_the_replacement_character(saved_model):
 def test_translator_loads_it_with_the_runs_settings(run, saved_model):
     assert Translator.load(saved_model).translate(LINES) == Translator.load(run).translate(LINES)
     assert run_settings(saved_model) == run_settings(run)
+
+
+def test_decodes_as_it_was_exported(run, tmp_path):
+    """Two translations of each text by a beam of three; other settings are refused, for they are in the graph."""
+    decoding = DecodingSettings(beam_size=3, n_best=2)
+    export_saved_model(run, tmp_path / "beam", decoding)
+    expected = list(Translator.load(run, decoding).stream(LINES))
+    exported = list(Translator.load(tmp_path / "beam").stream(LINES))
+    assert [[one.ids for one in n_best] for n_best in exported] == [[one.ids for one in n_best] for n_best in expected]
+    assert [len(n_best) for n_best in exported] == [2] * len(LINES)
+    with pytest.raises(UsageError, match="decodes as it was exported"):
+        Translator.load(tmp_path / "beam", DecodingSettings(beam_size=5))

@@ -25,4 +25,4 @@ def test_trains_and_translates_on_a_gpu(tmp_path, files):  # noqa: F811
     assert len(Translator.load(tmp_path / "gpu").translate(["a b c", "", "d e"])) == 3
     model = Translator.load(tmp_path / "gpu").module
     with pytest.raises(tf.errors.InvalidArgumentError, match="ids must be from 0 to"):
-        model.translate_ids(tf.constant([[10**6, 3]]))
+        model.decode(tf.constant([[10**6, 3]]), tf.zeros([1, 0], tf.int32), tf.range(1))

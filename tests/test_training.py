@@ -260,4 +260,5 @@ def test_learns_the_direction_that_was_asked_for(tmp_path, files, direction):
     batches = token_batches(corpus, 200, seed=1).map(teacher_forcing)
     history = model.fit(batches, epochs=1, steps_per_epoch=300, shuffle=False, verbose=0)
     assert history.history["token_accuracy"][-1] > 0.5  # over the whole epoch, its beginning included
-    assert Translator(TranslatorModule(model, tokenizers)).translate(sources) == targets
+    module = TranslatorModule(model, tokenizers, settings.decoding)
+    assert Translator(module, settings.decoding).translate(sources) == targets
