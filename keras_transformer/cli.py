@@ -3,7 +3,7 @@
 TensorFlow is imported where work begins, so that --help and usage errors answer at once.
 """
 
-import itertools
+import contextlib
 import math
 import os
 import sys
@@ -50,7 +50,8 @@ def load_tensorflow(one_core: bool = False) -> None:
         import tensorflow_text  # noqa: F401
 
         if one_core:
-            tf.config.threading.set_intra_op_parallelism_threads(1)
+            with contextlib.suppress(RuntimeError):  # it has begun already, when the command is called from Python
+                tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.constant(0)  # the first tensor starts the devices, which have notes of their own
     from keras_transformer.progress import show_logs
 
@@ -145,8 +146,7 @@ def translate(
 
     lines, total, at_once = read_input(file)
     with Progress("translate", total, unit="lines") as progress:
-        prefixes = itertools.repeat(prefix) if prefix else None
-        for translations in translator.stream(lines, prefixes, progress.advance, **at_once):
+        for translations in translator.stream(lines, prefix, progress.advance, **at_once):
             for found in translations:
                 numbers = f"{found.score:.6f}\t{found.log_prob:.6f}\t" if scores else ""
                 write_line(numbers + found.text)

@@ -16,22 +16,8 @@ from keras_transformer.errors import DataError
 BOM = b"\xef\xbb\xbf"  # the mark that some editors put before UTF-8 text
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """A file's bytes, unpacked if it is a .gz, without a byte order mark.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).removeprefix(BOM)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-
-
 def open_lines(path: str | Path) -> Iterator[bytes]:
-    """The lines of a file, plain or .gz, one after the other, however many; as `split_records` gives them.
+    """The lines of a file, plain or .gz, one after the other, however many.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -45,17 +31,14 @@ def open_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def records(file: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of an open binary file without their ends and without a byte order mark."""
+    """The lines of an open binary file, without a byte order mark and without their ends.
+
+    An end is "\\n", or "\\r\\n" as Windows writes it. A lone "\\r" inside is text.
+    """
     for number, line in enumerate(file):
         line = line if number else line.removeprefix(BOM)
         if number or line:  # a mark alone is no line
             yield line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def split_records(data: bytes) -> list[bytes]:
-    """Lines without their ends: "\\n", or "\\r\\n" as Windows writes it. A lone "\\r" inside is text."""
-    lines = data.removesuffix(b"\n").split(b"\n") if data else []
-    return [line.removesuffix(b"\r") for line in lines]
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -64,10 +47,10 @@ def read_lines(path: str | Path) -> list[str]:
     Raises:
         DataError: the file is missing, empty, damaged, or a line of it is not UTF-8.
     """
-    lines = split_records(read_bytes(path))
+    lines = [decode_line(line, path, number) for number, line in enumerate(open_lines(path), 1)]
     if not lines:
         raise DataError(f"{path}: the file is empty")
-    return [decode_line(line, path, number) for number, line in enumerate(lines, 1)]
+    return lines
 
 
 def decode_line(line: bytes, path: str | Path, number: int) -> str:

@@ -240,7 +240,7 @@ class Translator:
     def stream(
         self,
         texts: Iterable[str],
-        prefixes: Iterable[str] | None = None,
+        prefixes: str | Iterable[str] = "",
         progress: Callable[[int, int], None] = lambda texts, tokens: None,
         window: int = WINDOW,
     ) -> Iterator[list[Translation]]:
@@ -251,11 +251,12 @@ class Translator:
 
         Args:
             texts: the source lines.
-            prefixes: what each translation must begin with, as many as texts, in whole pieces.
+            prefixes: what each translation must begin with, in whole pieces: one for all texts, or as many as texts.
             progress: called with the numbers of texts and of tokens finished since the last call.
             window: how many texts are taken together.
         """
-        pairs = ((text, "") for text in texts) if prefixes is None else zip(texts, prefixes, strict=True)
+        one = isinstance(prefixes, str)
+        pairs = ((text, prefixes) for text in texts) if one else zip(texts, prefixes, strict=True)
         beam_size = self.decoding.beam_size if self.decoding.method == "beam" else 1
 
         def begin(sources, prefixes, first):

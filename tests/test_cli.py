@@ -1,7 +1,9 @@
 """The command as a person meets it: lines in, lines out, one line for a mistake, an exit code that says which."""
 
 import io
+import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -92,6 +94,9 @@ BAD_INPUT = [
     (("en.txt", b"A\nB\nC\n"), ["evaluate", ".", "de.txt", "en.txt"], 1, ["4 lines", "3"]),
     (None, ["export", ".", "out"], 1, ["settings.yaml"]),
     (None, ["settings", "--preset", "bas"], 2, ["bas", "did you mean 'base'"]),
+    (None, ["translate", ".", "--beam-size", "2"], 1, ["settings.yaml"]),
+    (None, ["translate", ".", "--set", "model.rate=0.5"], 2, ["decoding.NAME=VALUE", "model.rate"]),
+    (None, ["score", ".", "de.txt", "en.txt"], 1, ["settings.yaml"]),
 ]
 
 
@@ -169,6 +174,90 @@ def test_bad_bytes_and_long_lines_are_warned_of_and_keep_their_place(command, ru
     assert "line 2: not UTF-8" in err and "line 3: " in err and "cut to" in err
     alone = command("translate", run, stdin="Ein \ufffd Hund\n".encode())[1]
     assert out.split("\n")[1] == alone.rstrip("\n")
+
+
+def test_n_best_with_scores(command, run):
+    """C7, https://github.com/OpenNMT/OpenNMT-tf/issues/880: three lines a sentence, every field text or number."""
+    arguments = ["--beam-size", "4", "--n-best", "3", "--scores"]
+    code, out, _ = command("translate", run, *arguments, stdin=b"Ein Hund\n\nZwei Hunde\n")
+    lines = out.split("\n")[:-1]
+    assert code == 0 and len(lines) == 9 and "b'" not in out
+    fields = [line.split("\t") for line in lines]
+    assert all(len(row) == 3 and float(row[0]) >= float(row[1]) for row in fields)
+    assert fields[3:6] == [["0.000000", "0.000000", ""]] * 3
+    best = command("translate", run, "--beam-size", "4", stdin=b"Ein Hund\n\nZwei Hunde\n")[1]
+    assert best.split("\n")[:-1] == [fields[i][2] for i in (0, 3, 6)]
+
+
+def test_options_of_the_search(command, run):
+    """Each reaches the decoder; a wrong one is said by its own name."""
+
+    def lengths(*arguments):
+        code, out, err = command("translate", run, *arguments, stdin=b"Ein Hund\nDie Katze\n")
+        assert code == 0, err
+        return [len(line) for line in out.split("\n")[:-1]]
+
+    shortest = lengths("--set", "decoding.max_length=2")
+    assert max(shortest) < max(lengths("--set", "decoding.min_length=20"))
+    text = command("translate", run, "--prefix", "A dog", "--precision", "bfloat16", stdin=b"Ein Hund\n")[1]
+    assert text.startswith("A dog")
+    for arguments, words in [
+        (["--beam-size", "0"], ["--set decoding.beam_size=0", "greater than or equal to 1"]),
+        (["--n-best", "9"], ["n_best must be at most beam_size, got 9 and 4"]),
+        (["--precision", "int4"], ["float32", "bfloat16", "int4"]),
+        (["--set", "decoding.beam=3"], ["'decoding.beam'", "did you mean 'beam_size'"]),
+        (["--set", "decoding.forbidden=[xyz]"], ["no piece 'xyz'"]),
+    ]:
+        code, out, err = command("translate", run, *arguments, stdin=b"Ein Hund\n")
+        assert (code, out) == (2, "") and err.count("\n") == 1
+        assert all(word in err for word in words)
+
+
+def test_score_by_line_by_piece_and_of_the_whole(command, run, folder):
+    """A line's log-probability is the sum of its pieces', the whole's is the sum of the lines'."""
+    from keras_transformer.translator import Translator
+
+    code, out, err = command("score", run, "de.txt", "en.txt")
+    assert code == 0
+    total, pieces = 0.0, 0
+    expected = Translator.load(run).score(zip(GERMAN, ENGLISH, strict=True))
+    for line, scored in zip(out.split("\n")[:-1], expected, strict=True):
+        log_prob, fields = line.split("\t")
+        by_piece = [field.rpartition("=") for field in fields.split(" ")]
+        assert [piece for piece, _, _ in by_piece] == [piece for piece, _ in scored]
+        assert abs(float(log_prob) - sum(log_prob for _, log_prob in scored)) < 1e-4
+        assert abs(float(log_prob) - sum(float(number) for _, _, number in by_piece)) < 1e-4
+        total, pieces = total + float(log_prob), pieces + len(by_piece)
+    [last] = [line for line in err.split("\n") if "perplexity" in line]
+    numbers = re.fullmatch(r"(\d+) pieces, log-probability (.*), perplexity (.*)", last).groups()
+    assert int(numbers[0]) == pieces
+    assert abs(float(numbers[1]) - total) < 1e-3
+    assert abs(float(numbers[2]) - math.exp(-total / pieces)) < 1e-3
+
+
+def test_score_refuses_files_of_two_lengths(command, run, folder):
+    Path("two.txt").write_text("A dog runs.\nTwo dogs run.\n", encoding="utf-8")
+    code, out, err = command("score", run, "de.txt", "two.txt")
+    assert (code, out) == (1, "") and "de.txt has 4 lines, two.txt has 2" in err
+
+
+def test_ctrl_c_leaves_whole_lines(run, folder):
+    """Interrupted in the middle of a long text: what is there is the beginning of the whole, in whole lines."""
+    import signal
+
+    text = "Ein Hund läuft.\n" * 60000
+    Path("long.txt").write_text(text, encoding="utf-8")
+    with open("out.txt", "wb") as out:
+        process = subprocess.Popen([COMMAND, "translate", run, "long.txt"], stdout=out, stderr=subprocess.PIPE)
+        while not Path("out.txt").stat().st_size and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and b"Traceback" not in err
+    written = Path("out.txt").read_bytes()
+    lines = written.split(b"\n")
+    assert 0 < len(lines) - 1 < 60000 and lines[-1] == b""
+    assert len(set(lines[:-1])) == 1
 
 
 def test_evaluate_scores_what_translate_writes(command, run, folder):
