@@ -263,8 +263,8 @@ def decoding_of(run: Path, beam_size=None, n_best=None, length_penalty=None, pre
 
 
 def load_translator(run: Path, decoding=None):
-    # A batch on each core, each operation on one: the fastest way to translate on a CPU. So is, in float32, Eigen.
-    if decoding is None or decoding.precision == "float32":
+    # A batch on each core, each operation on one: the fastest way to translate on a CPU. So is Eigen in float32.
+    if "tensorflow" not in sys.modules and (decoding is None or decoding.precision == "float32"):
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     load_tensorflow(one_core=True)
     from keras_transformer.translator import Translator

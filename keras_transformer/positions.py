@@ -68,7 +68,7 @@ class PositionalEncoding(ExplicitCall, keras.layers.Layer):
         rows = ops.slice(ops.convert_to_tensor(self.encoding), (0, start, 0), (1, seq_len, self.d_model))
         return x + ops.cast(rows, x.dtype)
 
-    def compute_output_shape(self, x_shape, start=0):
+    def compute_output_shape(self, x_shape):
         return x_shape
 
     def get_config(self):

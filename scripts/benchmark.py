@@ -1,4 +1,4 @@
-"""Speed, measured beside what else one would use: benchmark.py decode [--batches FILE] [--peers FOLDER]
+"""Speed, measured beside what else one would use: benchmark.py decode [--batches FILE] [--peers FOLDER], and length
 
 Every program runs in a process of its own, one after the other, in rounds; what is printed is the median of the rounds.
 A peer is a program `decode_peer.py NAME BATCHES --size SIZE --beam K --batch ROWS --seconds N` in FOLDER that prints
@@ -55,6 +55,27 @@ def decode(
             for rows, beam in ((64, 1), (64, 4), (1, 1)):
                 cell = [batches, "--size", size, "--beam", beam, "--batch", rows, "--seconds", seconds]
                 print_cell(size, rows, beam, run_cell(programs(peers, python, beam), cell, rounds))
+
+
+@app.command()
+def length(
+    size: Annotated[str, typer.Option(help="Of the model.")] = "tiny",
+    beam: Annotated[int, typer.Option(help="Hypotheses that are followed.")] = 1,
+    rounds: Annotated[int, typer.Option(help="How often each length runs.")] = 3,
+    seconds: Annotated[float, typer.Option(help="How long it runs each time.")] = 8,
+) -> None:
+    """What a token costs in outputs of 20 to 200 tokens, 32 sources of 20 ids together: nearly the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        batches = Path(folder) / "random.npz"
+        np.savez(batches, test=np.random.default_rng(0).integers(4, 8000, (128, 20), dtype=np.int32), vocab=8000)
+        own, environment = programs(None, "", beam)["float32"]
+        commands = {f"{tokens} tokens": ([*own, "--length", str(tokens)], environment) for tokens in (20, 50, 100, 200)}
+        rates = run_cell(
+            commands, [batches, "--size", size, "--beam", beam, "--batch", 32, "--seconds", seconds], rounds
+        )
+    print("| output | tokens/s | cost of a token |\n| --- | --- | --- |")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:,.0f} | {rates['20 tokens'] / rate:.2f} |")
 
 
 def programs(peers: Path | None, python: str, beam: int) -> dict[str, tuple[list[str], dict[str, str]]]:
