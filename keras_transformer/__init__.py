@@ -17,6 +17,7 @@ _MODULES = {
     "losses": ("loss_function", "MaskedCrossEntropy", "TokenAccuracy"),
     "schedule": ("CustomSchedule",),
     "training": ("make_train_step",),
+    "config": ("DecodingSettings",),
     "translator": ("Translator",),
 }
 _PURE = ("masks", "positions", "attention", "layers", "model", "losses", "schedule")

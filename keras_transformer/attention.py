@@ -103,7 +103,7 @@ class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
         return self.dense(ops.reshape(attention, shape)), attention_weights
 
     def fused_weights(self):
-        """Kernel and bias of wq, wk and wv side by side: in `step_self`, one product instead of three."""
+        """Kernel and bias of wq, wk and wv side by side: in `self_step`, one product instead of three."""
         denses = (self.wq, self.wk, self.wv)
         return tuple(ops.concatenate([getattr(dense, name) for dense in denses], -1) for name in ("kernel", "bias"))
 

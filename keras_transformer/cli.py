@@ -4,6 +4,7 @@ TensorFlow is imported where work begins, so that --help and usage errors answer
 """
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -74,7 +75,7 @@ def demo() -> None:
         typer.echo("stopped after a checkpoint; the same command goes on", err=True)
         raise typer.Exit(128 + stopped_by)
     pairs = read_pairs(settings.data.dev, "test", settings.data)
-    translations = with_progress(load_translator(run_dir), [source for source, _ in pairs])
+    translations = with_progress(load_translator(run_dir, settings.decoding), [source for source, _ in pairs])
     for (source, target), translation in list(zip(pairs, translations, strict=True))[:10]:
         typer.echo(f"{source}\n  {translation}" + ("" if translation == target else f"\n  (right: {target})"))
     scores = evaluation.evaluate(translations, [target for _, target in pairs], settings.data.target_language)
@@ -150,6 +151,8 @@ def translate(
             for found in translations:
                 numbers = f"{found.score:.6f}\t{found.log_prob:.6f}\t" if scores else ""
                 write_line(numbers + found.text)
+            if at_once:
+                sys.stdout.buffer.flush()
     sys.stdout.buffer.flush()
 
 
@@ -165,13 +168,15 @@ def score(
     A line out for each pair: the log-probability, a tab, and each piece with its own, the end of the sentence included.
     The last line, on stderr, has the perplexity of the whole: e to the minus mean log-probability of a piece.
     """
+    counts = count_lines(source), count_lines(target)
+    if None not in counts and counts[0] != counts[1]:  # of pipes, it is seen at the end of the shorter
+        raise DataError(f"{source} has {counts[0]} lines, {target} has {counts[1]}")
     translator = load_translator(run, decoding_of(run, precision=precision))
     from keras_transformer.progress import Progress, log
 
-    pairs = zip_files(source, target)
     total, pieces = 0.0, 0
-    with Progress("score", count_lines(source), unit="lines") as progress:
-        for scored in translator.score(pairs, progress.advance):
+    with Progress("score", counts[0], unit="lines") as progress:
+        for scored in translator.score(zip_files(source, target), progress.advance):
             line_total = math.fsum(log_prob for _, log_prob in scored)
             write_line(f"{line_total:.6f}\t" + " ".join(f"{piece}={log_prob:.6f}" for piece, log_prob in scored))
             total, pieces = total + line_total, pieces + len(scored)
@@ -247,14 +252,12 @@ def settings(
 
 
 def decoding_of(run: Path, beam_size=None, n_best=None, length_penalty=None, precision=None, changes=None):
-    """The decoding settings of a run with those that the command line changes; None if it changes none."""
+    """The decoding settings of a run, with what the command line changes."""
     options = {"beam_size": beam_size, "n_best": n_best, "length_penalty": length_penalty, "precision": precision}
     options = [f"decoding.{name}={value}" for name, value in options.items() if value is not None]
     for change in changes or []:
         if not change.startswith("decoding."):
             raise UsageError(f"--set here takes decoding.NAME=VALUE, got {change!r}")
-    if not options and not changes:
-        return None
     saved_model = run / "assets.extra" / "settings.yaml"
     path = saved_model if saved_model.exists() else run / "settings.yaml"
     if not path.exists():
@@ -262,9 +265,9 @@ def decoding_of(run: Path, beam_size=None, n_best=None, length_penalty=None, pre
     return load_settings(path, [*options, *(changes or [])]).decoding
 
 
-def load_translator(run: Path, decoding=None):
+def load_translator(run: Path, decoding):
     # A batch on each core, each operation on one: the fastest way to translate on a CPU. So is Eigen in float32.
-    if "tensorflow" not in sys.modules and (decoding is None or decoding.precision == "float32"):
+    if "tensorflow" not in sys.modules and decoding.precision == "float32":
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     load_tensorflow(one_core=True)
     from keras_transformer.translator import Translator
@@ -293,28 +296,25 @@ def read_input(file: Path | None) -> tuple[Iterator[str], int | None, dict[str, 
     return decoded(), None if file is None else count_lines(file), at_once
 
 
-def count_lines(file: Path) -> int:
+def count_lines(file: Path) -> int | None:
+    """How many lines a file has; None if it is a pipe, which can be read but once."""
     from keras_transformer.files import open_lines
 
-    return sum(1 for _ in open_lines(file))
+    return None if file.exists() and not file.is_file() else sum(1 for _ in open_lines(file))
 
 
 def zip_files(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Pairs of lines of two files; that they are of one length is seen before the first.
+    """Pairs of lines of two files.
 
     Raises:
         DataError: one is longer, or a line is not UTF-8.
     """
     from keras_transformer.files import decode_line, open_lines
 
-    counts = count_lines(source), count_lines(target)
-    if counts[0] != counts[1]:
-        raise DataError(f"{source} has {counts[0]} lines, {target} has {counts[1]}")
-    lines = zip(open_lines(source), open_lines(target), strict=True)
-    return (
-        (decode_line(one, source, number), decode_line(other, target, number))
-        for number, (one, other) in enumerate(lines, 1)
-    )
+    for number, (one, other) in enumerate(itertools.zip_longest(open_lines(source), open_lines(target)), 1):
+        if one is None or other is None:
+            raise DataError(f"{source if one is None else target} ends at line {number - 1}, the other file goes on")
+        yield decode_line(one, source, number), decode_line(other, target, number)
 
 
 def write_line(text: str) -> None:
@@ -338,6 +338,7 @@ def main() -> None:
         message, code = str(error), error.exit_code
     except OSError as error:  # a file where a folder should be, a disk that is full or not ours
         message, code = f"{error.filename or 'file'}: {error.strerror or error}", 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written would be tried again at the end
     else:
         return
     typer.echo(f"error: {message}", err=True)

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from keras_transformer.errors import UsageError
 
-Count = Annotated[int, Field(ge=1, strict=True)]  # strict: YAML's `true` is no 1
+Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]  # strict: YAML's `true` is no 1
+Natural = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -80,17 +81,17 @@ class DecodingSettings(Strict):
     patience: float | None = Field(
         2.0, gt=0, description="stop when this many times beam_size have ended; null: when no other can win"
     )
-    max_length: Count | None = Field(None, description="most tokens of an output, the end token counted; null for any")
+    max_length: Count | None = Field(None, description="most tokens, the end token counted; null: see the next two")
     max_length_factor: float = Field(1.0, ge=0, description="most tokens: this times the source's, and then")
-    max_length_extra: int = Field(50, ge=0, description="this many more")
-    min_length: int = Field(0, ge=0, description="fewest tokens, the end token counted")
+    max_length_extra: Natural = Field(50, description="this many more")
+    min_length: Natural = Field(0, description="fewest tokens, the end token counted")
     min_length_factor: float = Field(0.0, ge=0, description="fewest tokens: at least this times the source's")
-    no_repeat_ngram: int = Field(0, ge=0, description="length of the n-grams that no output has twice; 0 for any")
+    no_repeat_ngram: Natural = Field(0, le=100, description="length of the n-grams that no output has twice; 0 for any")
     forbidden: tuple[str, ...] = Field((), description="pieces that are never emitted")
     temperature: float = Field(1.0, gt=0, description="of sampling: below 1, probable tokens become more so")
     top_k: Count | None = Field(None, description="of sampling: from this many most probable tokens; null for all")
     top_p: float = Field(1.0, gt=0, le=1, description="of sampling: from those with this probability together")
-    seed: int = Field(1, ge=0, lt=2**31, description="of sampling")
+    seed: Natural = Field(1, description="of sampling")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of the weights and what is computed")
 
     @pydantic.model_validator(mode="after")

@@ -137,7 +137,10 @@ def propose(logits: tf.Tensor, x: Search, count: int | tf.Tensor, limits: Limits
         barred |= (tokens == END) & (length < min_lengths)[:, None, None]
     if limits.no_repeat_ngram:
         again = repeating(x.ids[:, :, 1:], limits.no_repeat_ngram)
-        barred |= tf.reduce_any(tokens[..., None] == again[:, :, None], -1)
+        rows = tf.broadcast_to(tf.reshape(tf.range(batch * beam), (batch, beam, 1)), tf.shape(again))
+        places = tf.reshape(tf.stack([rows, again], -1), (-1, 2))
+        times = tf.scatter_nd(places, tf.ones(tf.shape(places)[:1], tf.int32), (batch * beam, vocab))
+        barred |= tf.gather(tf.reshape(times, (batch, beam, vocab)), tokens, batch_dims=2) > 0
     log_probs = tf.where(barred, -float("inf"), values - log_total)
     if limits.prefix is not None:
         forced = tf.pad(prefix, [[0, 0], [0, length]], constant_values=PAD)[:, length - 1]
@@ -170,7 +173,9 @@ def begin(state: Any, limits: Limits, beam_size: int, n_best: int) -> Search:
         row=tf.range(batch),
         done=limits.max_lengths < 1,
         ids=tf.fill((batch, beam_size, 1), START),
-        log_probs=tf.tile([[0.0] + [-float("inf")] * (beam_size - 1)], (batch, 1)),
+        log_probs=tf.where(
+            (tf.range(beam_size) == 0) & (limits.max_lengths > 0)[:, None], 0.0, -float("inf")
+        ),  # in a row that may have no token, nothing goes on
         parents=tf.zeros((batch, beam_size), tf.int32),
         finished=Hypotheses(tf.fill((batch, n_best, 1), START), tf.fill((batch, n_best), -float("inf"))),
         scores=tf.fill((batch, n_best), -float("inf")),
@@ -228,11 +233,12 @@ def one_by_one(step: Step, state: Any, limits: Limits, count: int | None, choose
     def advance(x):
         logits, state = step(tf.reshape(x.ids[:, :, -1], (-1, 1)), x.parents, x.state)
         tokens, log_probs = propose(logits, x, tf.shape(logits)[-1] if count is None else count, limits)
+        done = x.done | tf.reduce_all(tf.math.is_inf(log_probs), [1, 2])  # or nothing is allowed
         place = choose(log_probs[:, 0], x)[:, None]
-        token = tf.where(x.done[:, None], PAD, tf.gather(tokens[:, 0], place, batch_dims=1))
-        gain = tf.where(x.done[:, None], 0.0, tf.gather(log_probs[:, 0], place, batch_dims=1))
+        token = tf.where(done[:, None], PAD, tf.gather(tokens[:, 0], place, batch_dims=1))
+        gain = tf.where(done[:, None], 0.0, tf.gather(log_probs[:, 0], place, batch_dims=1))
         ids, log_probs = tf.concat([x.ids, token[..., None]], 2), x.log_probs + gain
-        done = x.done | (token[:, 0] == END) | (tf.shape(x.ids)[2] >= x.limits[1])
+        done |= (token[:, 0] == END) | (tf.shape(x.ids)[2] >= x.limits[1])
         return x._replace(done=done, ids=ids, log_probs=log_probs, finished=Hypotheses(ids, log_probs), state=state)
 
     return search(advance, begin(state, limits, 1, 1))
@@ -264,7 +270,10 @@ def sample(
         One hypothesis for each row; its log-probability is the model's, at temperature 1 and over all tokens.
     """
     longest = tf.reduce_max(tf.concat([limits.max_lengths, [1]], 0))
-    numbers = tf.vectorized_map(lambda seed: tf.random.stateless_uniform((longest,), seed), seeds)
+    seeds = tf.concat([seeds, [[0, 0]]], 0)  # map_fn takes no empty batch
+    numbers = tf.map_fn(
+        lambda seed: tf.random.stateless_uniform((longest,), seed), seeds, fn_output_signature=tf.float32
+    )
 
     def choose(log_probs, x):
         log_probs, order = tf.math.top_k(log_probs, tf.shape(log_probs)[-1])
@@ -330,7 +339,7 @@ def beam_search(
         done = x.done | limit | (attainable <= scores[:, -1])
         count = x.ended + tf.math.count_nonzero(ended, 1, dtype=tf.int32)
         if patience is not None:
-            done |= tf.cast(count, tf.float32) >= patience * beam_size
+            done |= tf.cast(count, tf.float32) >= max(patience * beam_size, n_best)
         sums = tf.where(done[:, None], -float("inf"), sums)  # until the row leaves, nothing more ends in it
         return x._replace(
             done=done,

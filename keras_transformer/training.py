@@ -190,7 +190,7 @@ def check_same_run(settings: Settings, run_dir: Path) -> None:
     now = settings.model_dump()
     for section, values in now.items():
         for name, value in values.items():
-            if section != "decoding" and name not in CHANGEABLE and value != before[section][name]:
+            if name not in CHANGEABLE and value != before[section][name]:
                 raise UsageError(
                     f"{run_dir} was begun with {section}.{name}={before[section][name]}, now it is {value}: "
                     "give another --run-dir, or the settings that it was begun with"
@@ -246,11 +246,11 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     if state["step"] >= training.max_steps:
         log.info("nothing left to do")
         return None
+    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings)
     with whole(run_dir / "settings.yaml") as beside:
         beside.write_text(settings_yaml(settings), encoding="utf-8")
     if not (run_dir / "tokenizer").exists():
         tokenizers.save(run_dir / "tokenizer")
-    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings)
     return run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir)
 
 

@@ -16,12 +16,13 @@ from keras_transformer.config import DecodingSettings, Settings, load_settings
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
 from keras_transformer.decoding import Limits, beam_search, greedy, length_norm, sample
 from keras_transformer.errors import DataError, UsageError, first_line
-from keras_transformer.ids import PAD, START
+from keras_transformer.ids import END, PAD, START
 from keras_transformer.masks import create_masks, create_padding_mask
 from keras_transformer.model import Transformer
 from keras_transformer.quiet import quiet_stderr
 
-POSITIONS = 4096  # source positions, times the beam's size, that are decoded together
+POSITIONS = 4096  # source positions, times the beam's size, that are worked on together
+ROWS = 256  # hypotheses that are decoded together
 WINDOW = 4096  # texts that are sorted by length together
 BLANK = r"[\s\p{Z}\x{85}\x{1c}-\x{1f}]*"  # what Python's str.isspace calls blank
 log = logging.getLogger(__name__)
@@ -162,11 +163,11 @@ def copy_variables(model: Transformer, other: Transformer) -> None:
 def length_limits(lengths: tf.Tensor, decoding: DecodingSettings, table: int) -> tuple[tf.Tensor, tf.Tensor]:
     """The most and the fewest tokens of each output, from the sources' lengths; `table` is the most there can be."""
     source = tf.cast(lengths, tf.float32)
-    most = tf.cast(source * decoding.max_length_factor, tf.int32) + decoding.max_length_extra
-    most = tf.minimum(most, table if decoding.max_length is None else min(table, decoding.max_length))
-    fewest = tf.cast(tf.math.ceil(source * decoding.min_length_factor), tf.int32)
+    limit = float(table if decoding.max_length is None else min(table, decoding.max_length))
+    most = tf.clip_by_value(source * decoding.max_length_factor + decoding.max_length_extra, 1.0, limit)
+    fewest = tf.clip_by_value(tf.math.ceil(source * decoding.min_length_factor), float(decoding.min_length), limit)
     # A source of the end token alone is a blank line.
-    return tf.where(lengths > 1, most, 0), tf.maximum(fewest, decoding.min_length)
+    return tf.where(lengths > 1, tf.cast(most, tf.int32), 0), tf.cast(fewest, tf.int32)
 
 
 class Translation(NamedTuple):
@@ -261,7 +262,7 @@ class Translator:
 
         def begin(sources, prefixes, first):
             inp = self.encode(sources, self.module.encode, first, "source")
-            begins = self.module.encode_target(tf.constant(prefixes))[0][:, :-1]
+            begins = self.encode(prefixes, self.module.encode_target, first, "prefix")[:, :-1]
 
             def decode(rows):
                 ids, begin = tf.gather(inp, rows).to_tensor(), tf.gather(begins, rows).to_tensor()
@@ -273,7 +274,7 @@ class Translator:
         def advance(translations):
             progress(len(translations), sum(len(n_best[0].ids) for n_best in translations))
 
-        return in_windows(pairs, begin, POSITIONS // beam_size, window, advance)
+        return in_windows(pairs, begin, POSITIONS // beam_size, ROWS // beam_size, window, advance)
 
     def encode(self, texts, encode, first: int, side: str) -> tf.RaggedTensor:
         """The ids of texts, of which the first is line `first`, counted from 0."""
@@ -326,7 +327,7 @@ class Translator:
         def advance(scored):
             progress(len(scored), sum(map(len, scored)))
 
-        return in_windows(pairs, begin, POSITIONS, window, advance)
+        return in_windows(pairs, begin, POSITIONS, POSITIONS, window, advance)
 
     def attention(self, text: str, translation: Translation) -> np.ndarray:
         """How much each token of a translation attended to each piece of its text.
@@ -335,29 +336,31 @@ class Translator:
             (num_layers, num_heads, len(translation.ids), number of the text's pieces, the end token included).
         """
         inp = self.encode([text], self.module.encode, 0, "source").to_tensor()
-        return self.module.attention(inp, tf.constant([translation.ids], tf.int32))[0].numpy()
+        return self.module.attention(inp, tf.constant([translation.ids or [END]], tf.int32))[0].numpy()[
+            :, :, : len(translation.ids)
+        ]
 
 
-def in_windows(pairs, begin, positions: int, window: int, advance) -> Iterator:
+def in_windows(pairs, begin, positions: int, rows: int, window: int, advance) -> Iterator:
     """What becomes of each pair, in order, with no more than `window` of them in memory.
 
     Args:
         begin: takes the first and the second of the pairs of a window and its first line's number; gives the lengths of
             the lines and a function from numbers of some, counted from the window's first, to what becomes of them.
-        positions: the most positions that are worked on together.
+        positions, rows: the most that are worked on together.
         advance: called with results as they come, in any order.
     """
     pairs, first = iter(pairs), 0
     with ThreadPoolExecutor(workers()) as pool:
         while chunk := list(itertools.islice(pairs, window)):
             lengths, work = begin(*map(list, zip(*chunk, strict=True)), first)
-            batches = length_batches(lengths, positions)
-            futures = [pool.submit(work, rows) for rows in batches]
+            batches = length_batches(lengths, positions, rows)
+            futures = [pool.submit(work, batch) for batch in batches]
             results: list = [None] * len(chunk)
             try:
-                for rows, future in zip(batches, futures, strict=True):
+                for batch, future in zip(batches, futures, strict=True):
                     advance(future.result())
-                    for row, result in zip(rows, future.result(), strict=True):
+                    for row, result in zip(batch, future.result(), strict=True):
                         results[row] = result
             finally:
                 for future in futures:
@@ -373,14 +376,14 @@ def workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def length_batches(lengths: np.ndarray, positions: int) -> list[np.ndarray]:
-    """Row numbers by length, longest first, at most `positions` together."""
+def length_batches(lengths: np.ndarray, positions: int, rows: int) -> list[np.ndarray]:
+    """Row numbers by length, longest first, at most `positions` and `rows` together, but at least one row."""
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
     while start < len(order):
-        rows = max(1, positions // int(lengths[order[start]]))
-        batches.append(order[start : start + rows])
-        start += rows
+        count = max(1, min(rows, positions // int(lengths[order[start]])))
+        batches.append(order[start : start + count])
+        start += count
     return batches
 
 

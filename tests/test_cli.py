@@ -116,6 +116,13 @@ def test_bad_input_gets_one_line_and_writes_nothing(folder, command, change, arg
     assert everything(folder) == before
 
 
+def test_a_forbidden_piece_that_the_tokenizer_lacks_is_found_before_training(folder, command):
+    before = everything(folder)
+    code, _, err = command("train", "small.yaml", "--set", "decoding.forbidden=[zebra]")
+    assert code == 2 and err.endswith("error: decoding.forbidden: the target vocabulary has no piece 'zebra'\n")
+    assert everything(folder) == before
+
+
 @pytest.mark.parametrize("content", [b"", b"rubbish", None], ids=["empty", "rubbish", "truncated"])
 def test_a_damaged_tokenizer_is_named(folder, command, run, content):
     """D1, https://github.com/OpenNMT/OpenNMT-tf/issues/108: one clear error that names the file."""
@@ -233,6 +240,30 @@ def test_score_by_line_by_piece_and_of_the_whole(command, run, folder):
     assert int(numbers[0]) == pieces
     assert abs(float(numbers[1]) - total) < 1e-3
     assert abs(float(numbers[2]) - math.exp(-total / pieces)) < 1e-3
+
+
+def test_pipes_are_read_once(command, run, folder):
+    """As /dev/stdin or <(zcat a.gz) are: every line comes out, and two pipes of different lengths are found out."""
+    os.mkfifo("pipe")
+
+    def through_pipe(*arguments):
+        writer = subprocess.Popen([sys.executable, "-c", "open('pipe', 'wb').write(open('de.txt', 'rb').read())"])
+        result = command(*arguments)
+        writer.wait(timeout=60)
+        return result
+
+    assert through_pipe("translate", run, "pipe")[1] == command("translate", run, "de.txt")[1]
+    assert through_pipe("score", run, "pipe", "en.txt")[1] == command("score", run, "de.txt", "en.txt")[1]
+    Path("two.txt").write_text("A dog runs.\nTwo dogs run.\n", encoding="utf-8")
+    code, _, err = through_pipe("score", run, "pipe", "two.txt")
+    assert code == 1 and "two.txt ends at line 2, the other file goes on" in err
+
+
+def test_a_full_disk_is_one_line(run, folder):
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run([COMMAND, "translate", run, "de.txt"], stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 1
+    assert result.stderr == b"error: file: No space left on device\n"
 
 
 def test_score_refuses_files_of_two_lengths(command, run, folder):

@@ -34,9 +34,9 @@ def random_step(rng, vocab=5, longest=4):
     return step, tf.nn.log_softmax(table).numpy()
 
 
-def log_prob(log_probs, ids, vocab=5):
-    """Of an output, by hand: the sum over its tokens."""
-    number, total = START, 0.0
+def log_prob(log_probs, ids, begin=0, vocab=5):
+    """Of an output, by hand: the sum over its tokens, after a state of `begin`."""
+    number, total = begin * vocab + START, 0.0
     for token in ids:
         total += log_probs[number, token]
         number = number * vocab + token
@@ -118,7 +118,13 @@ def test_a_finished_row_is_all_padding_and_the_loop_ends_with_the_last_row():
 
 def test_an_empty_batch_gives_nothing():
     limits = Limits(tf.zeros([0], tf.int32))
-    for hypotheses in (greedy(constant({END: 1.0}), (), limits), beam_search(constant({END: 1.0}), (), limits, 2, 2)):
+    step = constant({END: 1.0})
+    nothing = (
+        greedy(step, (), limits),
+        beam_search(step, (), limits, 2, 2),
+        sample(step, (), limits, tf.zeros((0, 2), tf.int32)),
+    )
+    for hypotheses in nothing:
         assert hypotheses.ids.shape[0] == 0 and hypotheses.log_probs.shape[0] == 0
 
 
@@ -185,13 +191,16 @@ def test_a_beam_of_one_is_greedy_search(rng):
 @pytest.mark.parametrize("beam_size", [2, 3])
 def test_each_log_probability_is_that_of_its_own_tokens(rng, beam_size):
     """B6, https://github.com/tensorflow/tensorflow/issues/13536: lengths were kept by slot, although hypotheses change
-    slots. 20 rows of one batch, each with a table of its own."""
-    step, log_probs = random_step(rng)
-    hypotheses = beam_search(step, tf.zeros((20, beam_size), tf.int32), limit(*[4, 3, 2, 1] * 5), beam_size, beam_size)
+    slots. 20 rows of one batch, each with logits of its own (it begins from another state), of four lengths."""
+    step, log_probs = random_step(rng, longest=6)
+    states = tf.repeat(tf.range(20)[:, None], beam_size, 1)
+    hypotheses = beam_search(step, states, limit(*[4, 3, 2, 1] * 5), beam_size, beam_size)
     for row in range(20):
-        for ids, total in zip(ids_of(hypotheses, row), hypotheses.log_probs[row].numpy(), strict=True):
+        found = list(zip(ids_of(hypotheses, row), hypotheses.log_probs[row].numpy(), strict=True))
+        assert any(np.isfinite(total) for _, total in found)
+        for ids, total in found:
             if np.isfinite(total):
-                np.testing.assert_allclose(total, log_prob(log_probs, ids), atol=1e-4)
+                np.testing.assert_allclose(total, log_prob(log_probs, ids, row), atol=1e-4)
 
 
 def test_hypotheses_that_ended_come_before_those_at_the_limit():
@@ -201,6 +210,34 @@ def test_hypotheses_that_ended_come_before_those_at_the_limit():
     np.testing.assert_allclose(hypotheses.log_probs[0, :2], np.log([0.1, 0.9]), rtol=1e-4)
     four = beam_search(constant({A: 0.9, END: 0.1}, 5), (), limit(1), 4, 4)
     assert np.isneginf(four.log_probs[0, 3]) and ids_of(four)[3] == []
+
+
+def test_a_row_that_may_have_no_token_stays_empty_among_others():
+    """One of six: it is not dropped before the first step, and no token comes into it."""
+    for n_best in (1, 2):
+        limits = limit(3, 3, 3, 3, 3, 0)
+        hypotheses = beam_search(constant({A: 0.9, END: 0.1}), (), limits, 2, n_best)
+        assert ids_of(hypotheses, 5) == [[]] * n_best and hypotheses.log_probs[5].numpy().tolist() == [0.0] * n_best
+        assert ids_of(hypotheses, 0)[0] == [END]
+    assert ids_of(greedy(constant({A: 0.9, END: 0.1}), (), limits), 5) == [[]]
+
+
+def test_patience(rng):
+    """With 1, beam 2 is done when two have ended: the end, then a and the end, though longer ones score higher. However
+    little patience, the n best are found."""
+    step = constant({A: 0.9, END: 0.1})
+    norm = length_norm("gnmt", 1.0)
+    assert ids_of(beam_search(step, (), limit(10), 2, norm=norm, patience=1.0)) == [[A, END]]
+    several = beam_search(constant({A: 0.2, 5: 0.2, END: 0.6}), (), limit(10), 4, 4, norm, 0.25)
+    assert np.isfinite(several.log_probs).all() and len(set(map(tuple, ids_of(several)))) == 4
+
+
+def test_a_row_in_which_nothing_is_allowed_any_more_ends():
+    """Unknown is forbidden, the end too early, 4 and 5 used up: two tokens, and no barred one after them."""
+    limits = limit(9, min_lengths=tf.constant([6]), forbidden=(UNK,), no_repeat_ngram=1)
+    hypotheses = greedy(constant({A: 0.6, 5: 0.4}), (), limits)
+    assert ids_of(hypotheses) == [[A, 5]]
+    np.testing.assert_allclose(hypotheses.log_probs, [[np.log(0.6 * 0.4)]], rtol=1e-4)
 
 
 def test_no_more_hypotheses_than_the_beam_has():
@@ -279,26 +316,28 @@ def test_samples_come_with_the_models_probabilities():
     step = constant({A: 0.5, 5: 0.3, END: 0.2})
     seeds = tf.stack([tf.fill([2000], 7), tf.range(2000)], 1)
     limits = Limits(tf.fill([2000], 1))
-    hypotheses = sample(step, (), limits, seeds)
+    draw = tf.function(lambda **options: sample(step, (), limits, seeds, **options))
+    hypotheses = draw()
     tokens = hypotheses.ids.numpy().ravel()
     for token, share in ((A, 0.5), (5, 0.3), (END, 0.2)):
         assert abs((tokens == token).mean() - share) < 4 * np.sqrt(share * (1 - share) / 2000)
         np.testing.assert_allclose(hypotheses.log_probs.numpy().ravel()[tokens == token], np.log(share), rtol=1e-4)
-    assert set(sample(step, (), limits, seeds, top_k=2).ids.numpy().ravel()) == {A, 5}
-    assert set(sample(step, (), limits, seeds, top_p=0.6).ids.numpy().ravel()) == {A, 5}
-    assert set(sample(step, (), limits, seeds, top_p=0.5).ids.numpy().ravel()) == {A}
-    cold = sample(step, (), limits, seeds, temperature=0.5).ids.numpy().ravel()
+    assert set(draw(top_k=2).ids.numpy().ravel()) == {A, 5}
+    assert set(draw(top_p=0.6).ids.numpy().ravel()) == {A, 5}
+    assert set(draw(top_p=0.5).ids.numpy().ravel()) == {A}
+    cold = draw(temperature=0.5).ids.numpy().ravel()
     assert abs((cold == A).mean() - 0.25 / 0.38) < 4 * np.sqrt(0.25 / 2000)  # squares: 0.25, 0.09, 0.04
 
 
 def test_a_row_draws_by_its_seeds_alone(rng):
-    """The same seeds, in another order and beside other rows with other limits: the same outputs."""
+    """The same seeds, in another order and beside rows of other lengths: the same outputs."""
     step, _ = random_step(rng)
-    seeds = tf.constant([[1, 5], [1, 6], [1, 7], [2, 5]])
-    together = sample(step, tf.zeros((4, 1), tf.int32), limit(4, 4, 4, 4), seeds)
-    for row in range(4):
-        alone = sample(step, tf.zeros((1, 1), tf.int32), limit(4), seeds[row : row + 1])
-        assert ids_of(alone) == ids_of(together, row)
+    seeds, lengths = tf.constant([[1, 5], [1, 6], [1, 7], [2, 5]]), [4, 2, 3, 4]
+    together = sample(step, tf.zeros((4, 1), tf.int32), limit(*lengths), seeds)
+    backwards = sample(step, tf.zeros((4, 1), tf.int32), limit(*lengths[::-1]), seeds[::-1])
+    for row, length in enumerate(lengths):
+        alone = sample(step, tf.zeros((1, 1), tf.int32), limit(length), seeds[row : row + 1])
+        assert ids_of(alone) == ids_of(together, row) == ids_of(backwards, 3 - row)
     outputs = {
         tuple(ids_of(sample(step, tf.zeros((1, 1), tf.int32), limit(4), tf.constant([[1, i]])))[0]) for i in range(20)
     }
@@ -308,8 +347,8 @@ def test_a_row_draws_by_its_seeds_alone(rng):
 # In a graph
 
 
-def test_one_trace_whatever_the_lengths(rng):
-    """Eager and in a tf.function of unknown shapes, the same."""
+def test_a_graph_gives_what_eager_calls_give(rng):
+    """One graph of unknown shapes for batches of every size and length."""
     step, _ = random_step(rng)
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32)])
@@ -325,8 +364,9 @@ def test_one_trace_whatever_the_lengths(rng):
         one, several = decode(tf.constant(lengths))
         state = tf.zeros((len(lengths), 1), tf.int32)
         assert one.ids.numpy().tolist() == greedy(step, state, limit(*lengths)).ids.numpy().tolist()
-        assert several.ids.shape[:2] == (len(lengths), 2)
-    assert decode.experimental_get_tracing_count() == 1
+        eager = beam_search(step, tf.zeros((len(lengths), 3), tf.int32), limit(*lengths), 3, 2)
+        assert several.ids.numpy().tolist() == eager.ids.numpy().tolist()
+        np.testing.assert_allclose(several.log_probs, eager.log_probs, atol=1e-6)
 
 
 @pytest.mark.parametrize("vocab", [5, 32, 100, 1024])

@@ -180,6 +180,8 @@ def test_lengths_absolute_and_relative_to_the_source():
     assert all(1.5 * source <= length <= 1.5 * source + 1 for length, source in zip(lengths, sources, strict=True))
     assert lengths_under(max_length=1)[0] == [1, 1]
     assert lengths_under(min_length=7, max_length=7)[0] == [7, 7]
+    assert min(lengths_under(max_length_factor=0.01, max_length_extra=0)[0]) == 1  # none but a blank line is empty
+    assert lengths_under(max_length_factor=1e9, min_length_factor=1e9)[0] == [20, 20]  # the position table
 
 
 def test_the_longest_output_changes_nothing_before_it():
@@ -230,12 +232,15 @@ def test_update_takes_over_new_weights():
         assert after != before and after == Translator(made_anew, decoding).translate(LINES)
 
 
-def test_a_blank_line_gives_an_empty_line(translator):
+def test_a_blank_line_gives_an_empty_line(translator, beam):
     """C2, https://github.com/joeynmt/joeynmt/issues/183, every kind of blank that Python knows included."""
     blanks = ["", " ", "\t", "\u00a0", "\u3000 \u2009", "\x85", "\x1c", "\r"]
     results = [n_best[0] for n_best in translator.stream(["a dog", *blanks, "two dogs run"])]
     assert results[1:-1] == [("", [], 0.0, 0.0)] * len(blanks)
     assert results[0].text and results[-1].text
+    among_many = list(beam.stream(["", *LINES]))
+    assert among_many[0] == [("", [], 0.0, 0.0)] * 2
+    assert beam.attention("", among_many[0][0]).shape == (2, 2, 0, 1)
     assert all(blank.isspace() or not blank for blank in blanks)
 
 
@@ -285,6 +290,6 @@ def test_a_vocabulary_of_another_size_is_refused():
 
 
 def test_length_batches_by_hand():
-    """Longest first, at most 12 positions together."""
-    batches = length_batches(np.array([2, 6, 5, 1, 20]), 12)
-    assert [batch.tolist() for batch in batches] == [[4], [1, 2], [0, 3]]
+    """Longest first, at most 12 positions and 3 rows together."""
+    batches = length_batches(np.array([2, 6, 5, 1, 20, 1, 1]), 12, 3)
+    assert [batch.tolist() for batch in batches] == [[4], [1, 2], [0, 3, 5], [6]]
