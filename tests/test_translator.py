@@ -1,11 +1,13 @@
 """Text in, text out, on a small untrained model: what matters here is lines, lengths, batches and files."""
 
+import io
 import logging
 import random
 
 import keras
 import numpy as np
 import pytest
+import sentencepiece
 import tensorflow as tf
 
 from keras_transformer.config import DecodingSettings
@@ -293,3 +295,32 @@ def test_length_batches_by_hand():
     """Longest first, at most 12 positions and 3 rows together."""
     batches = length_batches(np.array([2, 6, 5, 1, 20, 1, 1]), 12, 3)
     assert [batch.tolist() for batch in batches] == [[4], [1, 2], [0, 3, 5], [6]]
+
+
+def test_two_vocabularies():
+    """B13, https://github.com/mila-iqia/blocks-examples/issues/95: the source's end id was looked for in the target.
+
+    Here padding, unknown, start and end have one id each, in every vocabulary: a SentencePiece model with others is
+    refused when it is loaded. With vocabularies of different sizes, ids become text by the target's pieces alone.
+    """
+    source = Tokenizer(train_sentencepiece(LINES, 40))
+    target = Tokenizer(train_sentencepiece(["ein Hund", "zwei Hunde laufen", "die Katze sieht den Hund"], 60))
+    random.seed(5)
+    model = Transformer(2, 16, 2, 32, source.vocab_size, target.vocab_size, 20, 20, rate=0.0)
+    model.build((None, None), (None, None))
+    assert source.vocab_size != target.vocab_size
+    translator = Translator(TranslatorModule(model, Tokenizers(source, target), BEAM), BEAM)
+    for n_best in translator.stream(LINES):
+        for found in n_best:
+            pieces = [target.pieces[i] for i in found.ids]
+            assert found.text == "".join(piece for piece in pieces if piece != "</s>").replace("▁", " ").removeprefix(
+                " "
+            )
+            assert "</s>" not in pieces[:-1] and not {"<pad>", "<s>"} & set(pieces)
+    other = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=other, vocab_size=40, model_type="bpe", hard_vocab_limit=False,
+        pad_id=0, unk_id=1, bos_id=2, eos_id=7, normalization_rule_name="identity", minloglevel=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"must be ids \(0, 1, 2, 3\), got \(0, 1, 2, 7\)"):
+        Tokenizer(other.getvalue())
