@@ -38,6 +38,38 @@ def save_checkpoint(folder: Path, variables: list, state: dict, keep: int) -> No
         old.unlink()
 
 
+def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+    """The arrays of a checkpoint by name, and its state.
+
+    Raises:
+        OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile: it is damaged, in as many ways.
+    """
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    return arrays, json.loads(str(arrays.pop(STATE)))
+
+
+def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
+    """The mean over checkpoints of each of the first variables of a run, which are the model's.
+
+    Raises:
+        DataError: a checkpoint is damaged or another model's.
+    """
+    names = list(named(variables))
+    sums = [np.zeros(tuple(variable.shape), "float64") for variable in variables]
+    for path in paths:
+        try:
+            arrays, _ = read_checkpoint(path)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: damaged ({error})") from error
+        for name, total in zip(names, sums, strict=True):
+            if name not in arrays or arrays[name].shape != total.shape:
+                got = arrays[name].shape if name in arrays else "missing"
+                raise DataError(f"{path}: {name} is {got}, the model's is {total.shape}")
+            total += arrays[name]
+    return [total / len(paths) for total in sums]
+
+
 def restore_newest(folder: Path, variables: list) -> dict | None:
     """Assign the newest readable checkpoint to `variables`; a damaged one is passed over with a warning.
 
@@ -49,9 +81,7 @@ def restore_newest(folder: Path, variables: list) -> dict | None:
     """
     for path in reversed(checkpoint_files(folder)):
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            state = json.loads(str(arrays.pop(STATE)))
+            arrays, state = read_checkpoint(path)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             log.warning("%s: damaged, passed over (%s)", path, error)
             continue

@@ -194,6 +194,10 @@ def evaluate(
     language: Annotated[
         str | None, typer.Option(help="The target's code, such as de. Default: the run's.", show_default=False)
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="BLEU's, such as none for tokenised text. Default: the language's.", show_default=False),
+    ] = None,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     precision: Precision = None,
@@ -207,10 +211,11 @@ def evaluate(
     from keras_transformer import evaluation
     from keras_transformer.translator import run_settings
 
-    language = language or run_settings(run).data.target_language
-    evaluation.make_bleu(language)
+    data = run_settings(run).data
+    language, tokenizer = language or data.target_language, tokenizer or data.bleu_tokenizer
+    evaluation.make_bleu(language, tokenizer)
     translations = with_progress(translator, [source for source, _ in pairs])
-    typer.echo(str(evaluation.evaluate(translations, [target for _, target in pairs], language)))
+    typer.echo(str(evaluation.evaluate(translations, [target for _, target in pairs], language, tokenizer)))
 
 
 @app.command()

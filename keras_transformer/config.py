@@ -49,6 +49,9 @@ class DataSettings(Strict):
     target_language: str = Field("de", description="it also picks the tokenizer that BLEU is measured with")
     columns: tuple[Count, Count] = Field((1, 2), description="of a TSV: the source's and the target's, counted from 1")
     data_dir: str | None = Field(None, description="where TFDS keeps its data sets; null for its own default")
+    bleu_tokenizer: Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"] | None = Field(
+        None, description="sacreBLEU's; null for the target language's; none for text that is tokenised"
+    )
     vocab_size: Count = Field(8000, description="most subword pieces (of each side, if not joint)")
     joint_vocabulary: bool = Field(True, description="one vocabulary for both sides, or one each")
 
@@ -59,13 +62,19 @@ class TrainingSettings(Strict):
     max_steps: Count = Field(8000, description="updates in all")
     tokens_per_batch: Count = Field(4096, description="positions of a batch, on the longer side")
     warmup_steps: Count = Field(4000, description="updates over which the learning rate rises (equation 3)")
+    learning_rate: float | None = Field(
+        None, gt=0, description="the highest; null for the paper's, (d_model * warmup_steps)^-0.5"
+    )
     label_smoothing: Share = Field(0.1, description="share of the probability spread over the vocabulary")
     clip_norm: float | None = Field(1.0, gt=0, description="longest gradient, over all weights; null for any")
     seed: int = Field(1, ge=0, description="of the weights, the dropout and the order of the text")
     log_every: Count = Field(100, description="updates between two lines of metrics.jsonl and the curves")
     evaluate_every: Count = Field(500, description="updates between two measures on dev")
     checkpoint_every: Count = Field(250, description="updates between two checkpoints")
-    keep_checkpoints: Count = Field(3, description="how many checkpoints to keep")
+    keep_checkpoints: Count = Field(10, description="how many checkpoints to keep")
+    select: Literal["bleu", "loss"] = Field("bleu", description="what makes a model the best on dev")
+    patience: Count | None = Field(None, description="stop after this many measures without a better one; null: never")
+    average: Natural = Field(10, description="newest checkpoints whose mean is tried as the best model; 0 for none")
 
 
 class DecodingSettings(Strict):

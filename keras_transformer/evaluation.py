@@ -25,26 +25,31 @@ class Scores(NamedTuple):
         )
 
 
-def make_bleu(language: str) -> BLEU:
+def make_bleu(language: str, tokenizer: str | None = None) -> BLEU:
     """sacreBLEU's BLEU with its tokenizer for a language: Chinese, Japanese and Korean have their own, the rest 13a.
+
+    Args:
+        language: the target's code, such as "de".
+        tokenizer: another of sacreBLEU's tokenizers, "none" for text that is tokenised already.
 
     Raises:
         UsageError: the tokenizer needs a package that is not installed.
     """
     code = re.split("[-_]", language)[0].lower()
     try:
-        return BLEU(trg_lang=code)
+        # It warns of text that looks tokenised, which is what "none" is for.
+        return BLEU(trg_lang=code) if tokenizer is None else BLEU(tokenize=tokenizer, force=tokenizer == "none")
     except (ImportError, RuntimeError) as error:
         extra = f"pip install 'keras-transformer-mt[{code}]'"
         raise UsageError(f"BLEU on {language!r} needs a tokenizer that is not installed: {extra}") from error
 
 
-def evaluate(hypotheses: list[str], references: list[str], language: str) -> Scores:
+def evaluate(hypotheses: list[str], references: list[str], language: str, tokenizer: str | None = None) -> Scores:
     """Score translations against one reference each.
 
     Args:
         hypotheses, references: detokenised lines, as many of one as of the other.
-        language: the target's code, such as "de".
+        language, tokenizer: as `make_bleu` takes them.
 
     Raises:
         DataError: their numbers differ, or there are none.
@@ -53,7 +58,7 @@ def evaluate(hypotheses: list[str], references: list[str], language: str) -> Sco
         raise DataError(f"{len(hypotheses)} translations, but {len(references)} references")
     if not references:
         raise DataError("no translations to score")
-    bleu, chrf = make_bleu(language), CHRF()
+    bleu, chrf = make_bleu(language, tokenizer), CHRF()
     bleu_score = bleu.corpus_score(hypotheses, [references]).score
     chrf_score = chrf.corpus_score(hypotheses, [references]).score
     exact = sum(map(str.__eq__, hypotheses, references)) / len(references)

@@ -11,21 +11,25 @@ class CustomSchedule(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         d_model: the model's size.
         warmup_steps: the number of updates over which the rate rises; at least 1.
+        peak: the highest rate, for the same curve at another height; None for the equation's,
+            (d_model * warmup_steps)^-0.5.
     """
 
-    def __init__(self, d_model, warmup_steps=4000):
+    def __init__(self, d_model, warmup_steps=4000, peak=None):
         super().__init__()
         if warmup_steps < 1:
             raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps}")
         self.d_model = d_model
         self.warmup_steps = warmup_steps
+        self.peak = peak
 
     def __call__(self, step):
         step = ops.cast(step, "float32")  # optimizers count in integers, which have no inverse square root
         rising = step * self.warmup_steps**-1.5
         # At step 0, where the inverse square root is infinite, the rising part is the smaller one anyway.
         falling = ops.rsqrt(ops.maximum(step, 1.0))
-        return self.d_model**-0.5 * ops.minimum(rising, falling)
+        scale = self.d_model**-0.5 if self.peak is None else self.peak * self.warmup_steps**0.5
+        return scale * ops.minimum(rising, falling)
 
     def get_config(self):
-        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps}
+        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "peak": self.peak}

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_transformer.checkpoints import restore_newest, save_checkpoint
+from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
 from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
 from keras_transformer.data.pipeline import Corpus, encode_pairs, teacher_forcing, token_batches
 from keras_transformer.data.sources import Pairs, read_pairs
@@ -100,7 +101,7 @@ def make_model(settings: ModelSettings, tokenizers: Tokenizers) -> Transformer:
 
 def make_optimizer(settings: TrainingSettings, d_model: int) -> keras.optimizers.Optimizer:
     """Adam as in section 5.3."""
-    schedule = CustomSchedule(d_model, settings.warmup_steps)
+    schedule = CustomSchedule(d_model, settings.warmup_steps, settings.learning_rate)
     return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=settings.clip_norm)
 
 
@@ -162,16 +163,18 @@ class DevSet:
         self.loss, self.accuracy = keras.metrics.Mean(), TokenAccuracy()
         self.step = make_evaluate_step(model, self.loss, self.accuracy)
         self.translator = Translator(TranslatorModule(model, tokenizers, settings.decoding), settings.decoding)
-        self.pairs, self.corpus, self.language = pairs, corpus, settings.data.target_language
+        self.pairs, self.corpus, self.settings = pairs, corpus, settings
 
-    def measure(self, tokens_per_batch: int) -> tuple[dict[str, float], Scores]:
+    def measure(self) -> tuple[dict[str, float], Scores]:
         self.loss.reset_state()
         self.accuracy.reset_state()
-        for inp, tar in token_batches(self.corpus, tokens_per_batch, seed=0, epochs=1):
+        for inp, tar in token_batches(self.corpus, self.settings.training.tokens_per_batch, seed=0, epochs=1):
             self.step(inp, tar)
         self.translator.module.update()
         translations = self.translator.translate([source for source, _ in self.pairs])
-        scores = evaluate(translations, [target for _, target in self.pairs], self.language)
+        data = self.settings.data
+        references = [target for _, target in self.pairs]
+        scores = evaluate(translations, references, data.target_language, data.bleu_tokenizer)
         return {
             "dev_loss": float(self.loss.result()),
             "dev_accuracy": float(self.accuracy.result()),
@@ -181,7 +184,7 @@ class DevSet:
 
 
 # A finished or killed run may go on with other values of these; the rest would make it another run.
-CHANGEABLE = ("max_steps", "log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints")
+CHANGEABLE = ("max_steps", "log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "patience", "average")
 
 
 def check_same_run(settings: Settings, run_dir: Path) -> None:
@@ -211,7 +214,7 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
         check_same_run(settings, run_dir)
     elif run_dir.exists() and any(not path.name.startswith(".") for path in run_dir.iterdir()):
         raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
-    make_bleu(settings.data.target_language)
+    make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
     training = settings.training
     # Keras draws the seeds of its initializers and of its dropout from here. `keras.utils.set_random_seed` would do so
     # too, but it destroys the resources of every tensorflow-text tokenizer of the process.
@@ -230,7 +233,8 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     optimizer.build(model.trainable_variables)
     variables = [*model.variables, *optimizer.variables]
     text = hashlib.sha256(repr((train_pairs, dev_pairs)).encode("utf-8", "surrogatepass")).hexdigest()
-    state = restore_newest(run_dir / "checkpoints", variables) or {"step": 0, "best_bleu": -1.0, "text": text}
+    begin = {"step": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None, "text": text}
+    state = restore_newest(run_dir / "checkpoints", variables) or begin
     if state["text"] != text:
         raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
     log.info(
@@ -243,7 +247,8 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
         training.max_steps,
         ", ".join(device.name.removeprefix("/physical_device:") for device in tf.config.get_visible_devices()),
     )
-    if state["step"] >= training.max_steps:
+    ended = state["step"] >= training.max_steps or out_of_patience(state, training)
+    if ended and (not training.average or state["averaged_at"] == state["step"]):
         log.info("nothing left to do")
         return None
     dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings)
@@ -254,6 +259,38 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     return run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir)
 
 
+def out_of_patience(state: dict, training: TrainingSettings) -> bool:
+    return training.patience is not None and state["measures_since_best"] >= training.patience
+
+
+def measure_and_select(name: str, model, dev: DevSet, recorder: Recorder, state: dict, run_dir: Path) -> None:
+    """Measure on dev; write best.keras if none before was better."""
+    figures, scores = dev.measure()
+    recorder.write(state["step"], figures)
+    log.info(
+        "%s: dev loss %.3f, BLEU %.2f, exact match %.1f %%",
+        name, figures["dev_loss"], scores.bleu, 100 * scores.exact_match,
+    )  # fmt: skip
+    worth = scores.bleu if dev.settings.training.select == "bleu" else -figures["dev_loss"]
+    state["measures_since_best"] += 1
+    if state["best"] is None or worth > state["best"]:
+        state.update(best=worth, best_step=state["step"], measures_since_best=0)
+        with whole(run_dir / "best.keras") as beside:
+            model.save(beside)
+
+
+def try_average(model, dev: DevSet, recorder: Recorder, state: dict, run_dir: Path, newest: int) -> None:
+    """Measure the mean of the newest checkpoints: is it the best model yet?"""
+    paths = checkpoint_files(run_dir / "checkpoints")[-newest:]
+    trained = [np.array(variable) for variable in model.trainable_variables]
+    for variable, mean in zip(model.variables, mean_of_checkpoints(paths, model.variables), strict=True):
+        if variable.trainable:  # the states of dropout's random numbers have no mean
+            variable.assign(mean)
+    measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}", model, dev, recorder, state, run_dir)
+    for variable, value in zip(model.trainable_variables, trained, strict=True):
+        variable.assign(value)
+
+
 def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir) -> int | None:
     """The loop from state["step"] to the last update."""
     train_loss = keras.metrics.Mean()
@@ -262,8 +299,9 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
     batches = token_batches(corpus, training.tokens_per_batch, training.seed, step=state["step"])
     begin = time.perf_counter()
     tokens = tf.Variable(0, dtype=tf.int64)
+    last = state["step"] >= training.max_steps or out_of_patience(state, training)
     with StopSignal() as stop, Progress("train", training.max_steps, state["step"]) as progress:
-        for inp, tar in batches:
+        for inp, tar in [] if last else batches:
             train_step(inp, tar)
             tokens.assign_add(tf.math.count_nonzero(tar[:, 1:]))
             step = state["step"] = state["step"] + 1
@@ -286,22 +324,19 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
                 begin = time.perf_counter()
             paused = time.perf_counter()
             if step % training.evaluate_every == 0 or last:
-                figures, scores = dev.measure(training.tokens_per_batch)
-                recorder.write(step, figures)
-                log.info(
-                    "step %d: dev loss %.3f, BLEU %.2f, exact match %.1f %%",
-                    step,
-                    figures["dev_loss"],
-                    scores.bleu,
-                    100 * scores.exact_match,
-                )
-                if scores.bleu > state["best_bleu"]:
-                    state["best_bleu"] = scores.bleu
-                    with whole(run_dir / "best.keras") as beside:
-                        model.save(beside)
+                measure_and_select(f"step {step}", model, dev, recorder, state, run_dir)
+                if out_of_patience(state, training):
+                    log.info("no better one than step %d's in %d measures", state["best_step"], training.patience)
+                    last = True
             if step % training.checkpoint_every == 0 or last or stop.received:
                 save_checkpoint(run_dir / "checkpoints", variables, state, training.keep_checkpoints)
             begin += time.perf_counter() - paused  # the rate is that of training alone
             if last or stop.received:
-                return stop.received
+                break
+    if stop.received:
+        return stop.received
+    if training.average:
+        try_average(model, dev, recorder, state, run_dir, training.average)
+        state["averaged_at"] = state["step"]
+        save_checkpoint(run_dir / "checkpoints", variables, state, training.keep_checkpoints)
     return None

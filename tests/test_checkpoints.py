@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.checkpoints import checkpoint_files, restore_newest, save_checkpoint
+from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
 from keras_transformer.errors import DataError
 
 KERNEL, ITERATIONS, SEED = [[1.5, -2.0, 3e-9]], 7, [2**32 - 1, 0]
@@ -120,3 +120,24 @@ def test_a_model_and_its_optimizer(tmp_path, tiny):
     assert len(fresh) == len(saved) > 100
     for number, variable in enumerate(fresh):
         assert np.all(variable.numpy() == number + 1)
+
+
+def test_the_mean_of_checkpoints(tmp_path):
+    """Of (1, 3) and (2, 7), with numbers that have no mean after them: (1.5, 5)."""
+    for step, value in ((1, [1.0, 3.0]), (2, [2.0, 7.0])):
+        kernel = keras.Variable(value, dtype="float32", name="kernel")
+        iterations = keras.Variable(step, dtype="int64", name="iterations")
+        save_checkpoint(tmp_path, [kernel, iterations], {"step": step}, keep=5)
+    [mean] = mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])
+    np.testing.assert_array_equal(mean, [1.5, 5.0])
+
+
+def test_checkpoints_of_two_models_have_no_mean(tmp_path):
+    """T5, https://github.com/OpenNMT/OpenNMT-tf/issues/161: refused by the variable's name and both shapes."""
+    for step, size in ((1, 2), (2, 3)):
+        save_checkpoint(tmp_path, [keras.Variable(np.zeros(size), name="kernel")], {"step": step}, keep=5)
+    with pytest.raises(DataError, match=r"step-00000002.npz: 0000 kernel is \(3,\), the model's is \(2,\)"):
+        mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])
+    (tmp_path / "step-00000001.npz").write_bytes(b"rubbish")
+    with pytest.raises(DataError, match="step-00000001.npz: damaged"):
+        mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])

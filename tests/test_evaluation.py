@@ -40,6 +40,15 @@ def test_chinese_without_its_tokenizer_would_be_another_score():
     assert evaluate(*CHINESE, "de").bleu < evaluate(*CHINESE, "zh").bleu - 20
 
 
+def test_text_that_is_tokenised_is_left_so():
+    """Two of three tokens right, of which 13a would make four of five: "a.b" and "c." are one token each."""
+    hypotheses, references = ["a.b c. d e f"], ["a.b c. d e g"]
+    scores = evaluate(hypotheses, references, "de", "none")
+    assert "|tok:none|" in scores.bleu_signature
+    assert scores.bleu == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references], tokenize="none").score)
+    assert scores.bleu != pytest.approx(evaluate(hypotheses, references, "de").bleu)
+
+
 def test_exact_match():
     scores = evaluate(["a b", "c", "e"], ["a b", "C", "d"], "en")
     assert scores.exact_match == pytest.approx(1 / 3)

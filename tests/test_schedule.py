@@ -98,3 +98,13 @@ def test_an_optimizer_follows_it(tiny, tmp_path):
     assert list(tmp_path.glob("train/events*"))
     assert int(model.optimizer.iterations) == 4
     assert float(model.optimizer.learning_rate) == pytest.approx(float(schedule(4)), rel=1e-6)
+
+
+def test_a_peak_of_ones_own():
+    """The same curve at another height; with the equation's own peak, the equation."""
+    rates = CustomSchedule(16, 100, peak=0.005)(tf.range(0, 1000)).numpy()
+    np.testing.assert_allclose(rates[[0, 50, 100, 400]], [0, 0.0025, 0.005, 0.0025], rtol=1e-5)
+    own = CustomSchedule(16, 100, peak=(16 * 100) ** -0.5)(tf.range(0, 1000)).numpy()
+    np.testing.assert_allclose(own, CustomSchedule(16, 100)(tf.range(0, 1000)).numpy(), rtol=1e-6)
+    config = CustomSchedule(16, 100, peak=0.005).get_config()
+    assert CustomSchedule.from_config(config).peak == 0.005

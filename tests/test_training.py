@@ -131,7 +131,8 @@ def test_a_run_folder_holds_all_that_the_run_is(tmp_path, files):
         "settings.yaml", "tokenizer", "checkpoints", "best.keras", "metrics.jsonl", "tensorboard",
     }  # fmt: skip
     assert list(figures(run_dir)) == list(range(1, 13))
-    assert list(figures(run_dir, "dev_bleu")) == [6, 12]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "dev_bleu" in line] == [6, 12, 12]  # the last is that of the mean
     rates = figures(run_dir, "learning_rate")
     np.testing.assert_allclose(rates[12], float(CustomSchedule(16, 20)(12)), rtol=1e-6)
     assert [path.name for path in sorted((run_dir / "checkpoints").iterdir())] == [
@@ -148,6 +149,46 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_more_steps(tmp_path, file
     assert (run_dir / "metrics.jsonl").read_bytes() == before
     training.train(small(files, max_steps=15), run_dir)
     assert list(figures(run_dir)) == list(range(1, 16))
+
+
+def test_patience_and_the_best_by_loss(tmp_path, files, monkeypatch):
+    """Dev losses of 5, 4, 6, 6, 6: with patience 3 it stops at the fifth measure; the best was the second.
+
+    Told to go on with more patience, it goes on; with as much as before, nothing is left to do.
+    """
+    losses = iter([5.0, 4.0, 6.0, 6.0, 6.0, 6.0])
+    measure = training.DevSet.measure
+
+    def worse(self):
+        values, scores = measure(self)
+        return {**values, "dev_loss": next(losses)}, scores
+
+    monkeypatch.setattr(training.DevSet, "measure", worse)
+    settings = small(files, max_steps=60, evaluate_every=2, patience=3, select="loss", average=0)
+    training.train(settings, tmp_path / "run")
+    assert max(figures(tmp_path / "run")) == 10
+    best = keras.models.load_model(tmp_path / "run/best.keras", compile=False)
+    assert list(figures(tmp_path / "run", "dev_loss")) == [2, 4, 6, 8, 10]
+    training.train(settings, tmp_path / "run")
+    assert max(figures(tmp_path / "run")) == 10
+    training.train(small(files, max_steps=12, evaluate_every=2, patience=4, select="loss", average=0), tmp_path / "run")
+    assert max(figures(tmp_path / "run")) == 12
+    after = keras.models.load_model(tmp_path / "run/best.keras", compile=False)
+    for one, other in zip(best.weights, after.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_mean_of_the_last_checkpoints_is_tried(tmp_path, files):
+    """It is measured; best.keras is the mean itself where that is the best, by hand from the checkpoints' arrays."""
+    run_dir = tmp_path / "run"
+    training.train(small(files, select="loss", average=2, evaluate_every=12), run_dir)
+    arrays = [np.load(run_dir / f"checkpoints/step-{step:08d}.npz") for step in (9, 12)]
+    best = keras.models.load_model(run_dir / "best.keras", compile=False)
+    single, mean = [json.loads(line)["dev_loss"] for line in (run_dir / "metrics.jsonl").open() if "dev_loss" in line]
+    names = [name for name in arrays[0].files if name.endswith("kernel") and "adam" not in name]
+    expected = np.stack([array[names[0]] for array in arrays]).mean(0) if mean < single else arrays[1][names[0]]
+    [found] = [weight for weight in best.weights if weight.path == names[0].partition(" ")[2]]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, files):
