@@ -234,7 +234,7 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     variables = [*model.variables, *optimizer.variables]
     text = hashlib.sha256(repr((train_pairs, dev_pairs)).encode("utf-8", "surrogatepass")).hexdigest()
     begin = {"step": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None, "text": text}
-    state = restore_newest(run_dir / "checkpoints", variables) or begin
+    state = {**begin, **(restore_newest(run_dir / "checkpoints", variables) or {})}
     if state["text"] != text:
         raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
     log.info(
