@@ -72,7 +72,7 @@ class DecodingSettings(Strict):
     """The search for a translation; the beam's size and the longest output are the paper's (section 6.1)."""
 
     method: Literal["beam", "sample"] = Field("beam", description="beam search (greedy with beam_size 1), or sampling")
-    beam_size: Count = Field(4, description="hypotheses that are followed")
+    beam_size: Count = Field(4, le=1000, description="hypotheses that are followed")
     n_best: Count = Field(1, description="translations of each source; at most beam_size")
     length_norm: Literal["average", "gnmt"] = Field(
         "average", description="divide by n^a, or by ((5 + n) / 6)^a (the paper, with a = 0.6)"
@@ -98,6 +98,8 @@ class DecodingSettings(Strict):
     def agree(self):
         if self.n_best > self.beam_size:
             raise ValueError(f"n_best must be at most beam_size, got {self.n_best} and {self.beam_size}")
+        if self.max_length is not None and self.min_length > self.max_length:
+            raise ValueError(f"min_length must be at most max_length, got {self.min_length} and {self.max_length}")
         if self.method == "sample" and self.n_best > 1:
             raise ValueError(f"sampling gives one translation of each source, got n_best {self.n_best}")
         return self

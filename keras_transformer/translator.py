@@ -23,7 +23,8 @@ from keras_transformer.quiet import quiet_stderr
 
 POSITIONS = 4096  # source positions, times the beam's size, that are worked on together
 ROWS = 256  # hypotheses that are decoded together
-WINDOW = 4096  # texts that are sorted by length together
+WINDOW = 4096  # texts that are sorted by length together, after the first, for which nobody is to wait so long
+FIRST_WINDOW = 128
 BLANK = r"[\s\p{Z}\x{85}\x{1c}-\x{1f}]*"  # what Python's str.isspace calls blank
 log = logging.getLogger(__name__)
 
@@ -234,8 +235,6 @@ class Translator:
         self, texts: list[str], progress: Callable[[int, int], None] = lambda texts, tokens: None
     ) -> list[str]:
         """The best translation of each text, in order; `progress` as in `stream`."""
-        if isinstance(texts, str):
-            raise TypeError("translate takes a list of texts, got one text")
         return [translations[0].text for translations in self.stream(texts, progress=progress)]
 
     def stream(
@@ -254,8 +253,10 @@ class Translator:
             texts: the source lines.
             prefixes: what each translation must begin with, in whole pieces: one for all texts, or as many as texts.
             progress: called with the numbers of texts and of tokens finished since the last call.
-            window: how many texts are taken together.
+            window: how many texts are taken together at most.
         """
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list or another iterable of texts, got one text")
         one = isinstance(prefixes, str)
         pairs = ((text, prefixes) for text in texts) if one else zip(texts, prefixes, strict=True)
         beam_size = self.decoding.beam_size if self.decoding.method == "beam" else 1
@@ -350,9 +351,9 @@ def in_windows(pairs, begin, positions: int, rows: int, window: int, advance) ->
         positions, rows: the most that are worked on together.
         advance: called with results as they come, in any order.
     """
-    pairs, first = iter(pairs), 0
+    pairs, first, size = iter(pairs), 0, min(window, FIRST_WINDOW)
     with ThreadPoolExecutor(workers()) as pool:
-        while chunk := list(itertools.islice(pairs, window)):
+        while chunk := list(itertools.islice(pairs, size)):
             lengths, work = begin(*map(list, zip(*chunk, strict=True)), first)
             batches = length_batches(lengths, positions, rows)
             futures = [pool.submit(work, batch) for batch in batches]
@@ -366,7 +367,7 @@ def in_windows(pairs, begin, positions: int, rows: int, window: int, advance) ->
                 for future in futures:
                     future.cancel()
             yield from results
-            first += len(chunk)
+            first, size = first + len(chunk), min(window, 2 * size)
 
 
 def workers() -> int:
