@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from keras_transformer.config import PRESETS, load_settings, preset, settings_yaml
+from keras_transformer.config import PRESETS, load_settings, preset, run_settings, settings_yaml
 from keras_transformer.errors import DataError, UsageError, UserError
 from keras_transformer.quiet import quiet_stderr
 
@@ -223,7 +223,6 @@ def evaluate(
     pairs = text_pairs(source, reference)
     translator = load_translator(run, decoding_of(run, beam_size, None, length_penalty, precision, changes))
     from keras_transformer import evaluation
-    from keras_transformer.translator import run_settings
 
     language = language or run_settings(run).data.target_language
     evaluation.make_bleu(language)
@@ -278,11 +277,7 @@ def decoding_of(run: Path, beam_size=None, n_best=None, length_penalty=None, pre
     for change in changes or []:
         if not change.startswith("decoding."):
             raise UsageError(f"--set here takes decoding.NAME=VALUE, got {change!r}")
-    saved_model = run / "assets.extra" / "settings.yaml"
-    path = saved_model if saved_model.exists() else run / "settings.yaml"
-    if not path.exists():
-        raise DataError(f"{run}: no run folder (it has no settings.yaml)")
-    return load_settings(path, [*(changes or []), *options]).decoding
+    return run_settings(run, [*(changes or []), *options]).decoding
 
 
 def load_translator(run: Path, decoding):

@@ -10,7 +10,7 @@ import pydantic
 import yaml
 from pydantic import Field
 
-from keras_transformer.errors import UsageError
+from keras_transformer.errors import DataError, UsageError
 
 Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]  # strict: YAML's `true` is no 1
 Natural = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
@@ -103,6 +103,11 @@ class DecodingSettings(Strict):
         if self.method == "sample" and self.n_best > 1:
             raise ValueError(f"sampling gives one translation of each source, got n_best {self.n_best}")
         return self
+
+    @property
+    def hypotheses(self) -> int:
+        """How many are decoded for each source at a time."""
+        return self.beam_size if self.method == "beam" else 1
 
 
 class Settings(Strict):
@@ -224,6 +229,22 @@ def load_settings(path: str | Path | None, changes: Sequence[str] = ()) -> Setti
         values = {**values, parts[0]: {**values.get(parts[0], {}), parts[1]: value}}
     # All changes at once: two settings that must agree can be changed in either order.
     return settings_from(values, origin, changes)
+
+
+def run_settings(folder: Path, changes: Sequence[str] = ()) -> Settings:
+    """The settings of a run folder, or of the run that a SavedModel was exported from; `changes` as in load_settings.
+
+    Raises:
+        DataError: the folder is neither.
+    """
+    if (folder / "saved_model.pb").exists():
+        path = folder / "assets.extra" / "settings.yaml"
+        if not path.exists():
+            raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
+        return load_settings(path, changes)
+    if not (folder / "settings.yaml").exists():
+        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
+    return load_settings(folder / "settings.yaml", changes)
 
 
 def settings_yaml(settings: Settings) -> str:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import DecodingSettings, Settings, load_settings
+from keras_transformer.config import DecodingSettings, run_settings
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
 from keras_transformer.decoding import Limits, beam_search, greedy, length_norm, sample
 from keras_transformer.errors import DataError, UsageError, first_line
@@ -62,7 +62,6 @@ class TranslatorModule(tf.Module):
             raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
         forbidden = [tokenizers.target.pieces.index(piece) for piece in decoding.forbidden]
         norm = length_norm(decoding.length_norm, decoding.length_penalty)
-        beam_size = decoding.beam_size if decoding.method == "beam" else 1
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
 
@@ -77,20 +76,14 @@ class TranslatorModule(tf.Module):
             lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
             most, fewest = length_limits(lengths, decoding, model.pe_target)
             limits = Limits(most, fewest, prefix, forbidden, decoding.no_repeat_ngram)
-            padding_mask = create_padding_mask(inp)
-            state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
-            weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
-
-            def step(tokens, parents, state):
-                return model.step(tokens, parents, state, weights)
-
+            step, state = begin_decoding(model, inp, decoding.hypotheses, step_weights)
             if decoding.method == "sample":
                 seeds = tf.stack([tf.fill(tf.shape(rows), decoding.seed), rows], 1)
                 found = sample(step, state, limits, seeds, decoding.temperature, decoding.top_k, decoding.top_p)
-            elif beam_size == 1:
+            elif decoding.beam_size == 1:
                 found = greedy(step, state, limits)
             else:
-                found = beam_search(step, state, limits, beam_size, decoding.n_best, norm, decoding.patience)
+                found = beam_search(step, state, limits, decoding.beam_size, decoding.n_best, norm, decoding.patience)
             ids, log_prob = found
             batch, n, longest = tf.unstack(tf.shape(ids))
             text = tf.reshape(tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))
@@ -137,6 +130,18 @@ class TranslatorModule(tf.Module):
         self.pieces = graph(pieces)
         self.serve = graph(serve, strings)
         self.update = update
+
+
+def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weights):
+    """The step function and its first state, as `decoding` takes them, for source ids (batch, inp_len).
+
+    Args:
+        step_weights: variables or tensors as `Transformer.step_weights` gives them.
+    """
+    padding_mask = create_padding_mask(inp)
+    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
+    weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
+    return lambda tokens, parents, state: model.step(tokens, parents, state, weights), state
 
 
 def graph(function, *signature):
@@ -259,7 +264,7 @@ class Translator:
             raise TypeError("texts must be a list or another iterable of texts, got one text")
         one = isinstance(prefixes, str)
         pairs = ((text, prefixes) for text in texts) if one else zip(texts, prefixes, strict=True)
-        beam_size = self.decoding.beam_size if self.decoding.method == "beam" else 1
+        beam_size = self.decoding.hypotheses
 
         def begin(sources, prefixes, first):
             inp = self.encode(sources, self.module.encode, first, "source")
@@ -386,22 +391,6 @@ def length_batches(lengths: np.ndarray, positions: int, rows: int) -> list[np.nd
         batches.append(order[start : start + count])
         start += count
     return batches
-
-
-def run_settings(folder: Path) -> Settings:
-    """The settings of a run folder, or of the run that a SavedModel was exported from.
-
-    Raises:
-        DataError: the folder is neither.
-    """
-    if (folder / "saved_model.pb").exists():
-        path = folder / "assets.extra" / "settings.yaml"
-        if not path.exists():
-            raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
-        return load_settings(path)
-    if not (folder / "settings.yaml").exists():
-        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
-    return load_settings(folder / "settings.yaml")
 
 
 def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:

@@ -186,8 +186,8 @@ def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
     import tensorflow as tf
 
     from keras_transformer.decoding import Limits, beam_search, greedy
-    from keras_transformer.masks import create_padding_mask
     from keras_transformer.model import Transformer
+    from keras_transformer.translator import begin_decoding
 
     options = {"pe_input": 300, "pe_target": 300, "share_embeddings": True, "dtype": precision}
     model = Transformer(**sizes, input_vocab_size=vocab, target_vocab_size=vocab, **options)
@@ -196,15 +196,9 @@ def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
 
     @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((), tf.int32)], autograph=False)
     def search(ids, tokens):
-        mask = create_padding_mask(ids)
-        state = model.init_state(model.encode(ids, False, mask), mask, beam)
-        weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)
+        step, state = begin_decoding(model, ids, beam, step_weights)
         exactly = tf.fill(tf.shape(ids)[:1], tokens)
         limits = Limits(exactly, exactly)
-
-        def step(tokens, parents, state):
-            return model.step(tokens, parents, state, weights)
-
         return greedy(step, state, limits) if beam == 1 else beam_search(step, state, limits, beam)
 
     return search

@@ -208,6 +208,10 @@ def test_options_of_the_search(command, run):
     assert max(shortest) < max(lengths("--set", "decoding.min_length=20"))
     text = command("translate", run, "--prefix", "A dog", "--precision", "bfloat16", stdin=b"Ein Hund\n")[1]
     assert text.startswith("A dog")
+    both = command(
+        "translate", run, "--set", "decoding.beam_size=1", "--beam-size", "3", "--n-best", "3", stdin=b"Hund\n"
+    )
+    assert both[0] == 0 and both[1].count("\n") == 3  # an option is stronger than --set
     for arguments, words in [
         (["--beam-size", "0"], ["--set decoding.beam_size=0", "greater than or equal to 1"]),
         (["--n-best", "9"], ["n_best must be at most beam_size, got 9 and 4"]),
