@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from keras_transformer.config import PRESETS, load_settings, preset, settings_yaml
+from keras_transformer.config import PRESETS, load_settings, preset, run_settings, settings_yaml
 from keras_transformer.errors import DataError, UsageError, UserError
 from keras_transformer.quiet import quiet_stderr
 
@@ -119,7 +119,7 @@ def train(
 def translate(
     run: Run,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Sentences, one a line; or .gz. Default: stdin.")
+        Path | None, typer.Argument(metavar="[FILE]", help="Sentences, one a line; or .gz. Default, and -: stdin.")
     ] = None,
     beam_size: BeamSize = None,
     n_best: Annotated[
@@ -128,7 +128,13 @@ def translate(
     length_penalty: LengthPenalty = None,
     precision: Precision = None,
     changes: Decoding = None,
-    prefix: Annotated[str, typer.Option(help="What each translation must begin with.", show_default=False)] = "",
+    prefix: Annotated[
+        str, typer.Option(help="What each translation is to begin with, in whole pieces.", show_default=False)
+    ] = "",
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Lines taken together; 1 answers each at once, as at a terminal.", show_default=False),
+    ] = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="Put score and log-probability before each translation, and tabs between.")
     ] = False,
@@ -140,20 +146,32 @@ def translate(
     [bold]keras-transformer translate runs/a news.en --beam-size 5 --set decoding.no_repeat_ngram=3[/bold]
 
     A sentence longer than the model's position table is cut to it, and bytes that are not UTF-8 become U+FFFD, each
-    with a warning on stderr. The score is the log-probability divided by the length norm.
+    with a warning on stderr. The score is the log-probability divided by the length norm. Lines are translated by
+    windows, sorted by length, of up to 4,096. [bold]keras-transformer settings[/bold] lists what --set can change.
     """
+    if file == Path("-"):
+        file = None
     translator = load_translator(run, decoding_of(run, beam_size, n_best, length_penalty, precision, changes))
     from keras_transformer.progress import Progress
 
-    lines, total, at_once = read_input(file)
-    with Progress("translate", total, unit="lines") as progress:
-        for translations in translator.stream(lines, prefix, progress.advance, **at_once):
-            for found in translations:
-                numbers = f"{found.score:.6f}\t{found.log_prob:.6f}\t" if scores else ""
-                write_line(numbers + found.text)
-            if at_once:
-                sys.stdout.buffer.flush()
-    sys.stdout.buffer.flush()
+    lines, total = read_input(file)
+    terminal = file is None and sys.stdin.isatty()
+    at_once = {"window": window or 1} if window or terminal else {}
+    done = 0
+    try:
+        with Progress("translate", total, unit="lines", shown=not terminal) as progress:
+            for translations in translator.stream(lines, prefix, progress.advance, **at_once):
+                for found in translations:
+                    numbers = f"{found.score:.6f}\t{found.log_prob:.6f}\t" if scores else ""
+                    write_line(numbers + found.text)
+                done += 1
+                if at_once:
+                    sys.stdout.buffer.flush()
+        sys.stdout.buffer.flush()
+    except KeyboardInterrupt:
+        sys.stdout.buffer.flush()
+        typer.echo(f"stopped; the first {done} lines are written", err=True)
+        raise
 
 
 @app.command()
@@ -181,9 +199,9 @@ def score(
             write_line(f"{line_total:.6f}\t" + " ".join(f"{piece}={log_prob:.6f}" for piece, log_prob in scored))
             total, pieces = total + line_total, pieces + len(scored)
     sys.stdout.buffer.flush()
-    log.info(
-        "%d pieces, log-probability %.4f, perplexity %.4f", pieces, total, math.exp(-total / pieces) if pieces else 1
-    )
+    if not pieces:
+        raise DataError(f"{source}: no lines to score")
+    log.info("%d pieces, log-probability %.4f, perplexity %.4f", pieces, total, math.exp(-total / pieces))
 
 
 @app.command()
@@ -209,7 +227,6 @@ def evaluate(
     pairs = text_pairs(source, reference)
     translator = load_translator(run, decoding_of(run, beam_size, None, length_penalty, precision, changes))
     from keras_transformer import evaluation
-    from keras_transformer.translator import run_settings
 
     data = run_settings(run).data
     language, tokenizer = language or data.target_language, tokenizer or data.bleu_tokenizer
@@ -235,6 +252,8 @@ def export(
     """
     if out.exists():
         raise DataError(f"{out} is there already")
+    if (run / "saved_model.pb").exists():
+        raise DataError(f"{run} is an export already: give the run folder it came from")
     decoding = decoding_of(run, beam_size, None, length_penalty, precision, changes)
     load_tensorflow()
     from keras_transformer.export.saved_model import export_saved_model
@@ -263,11 +282,7 @@ def decoding_of(run: Path, beam_size=None, n_best=None, length_penalty=None, pre
     for change in changes or []:
         if not change.startswith("decoding."):
             raise UsageError(f"--set here takes decoding.NAME=VALUE, got {change!r}")
-    saved_model = run / "assets.extra" / "settings.yaml"
-    path = saved_model if saved_model.exists() else run / "settings.yaml"
-    if not path.exists():
-        raise DataError(f"{run}: no run folder (it has no settings.yaml)")
-    return load_settings(path, [*options, *(changes or [])]).decoding
+    return run_settings(run, [*(changes or []), *options]).decoding
 
 
 def load_translator(run: Path, decoding):
@@ -280,8 +295,8 @@ def load_translator(run: Path, decoding):
     return Translator.load(run, decoding)
 
 
-def read_input(file: Path | None) -> tuple[Iterator[str], int | None, dict[str, int]]:
-    """The lines of a file, plain or .gz, or of stdin; their number, if it can be known; and how many to take at once.
+def read_input(file: Path | None) -> tuple[Iterator[str], int | None]:
+    """The lines of a file, plain or .gz, or of stdin, and their number, if it can be known.
 
     Bytes that are not UTF-8 become U+FFFD, with a warning.
     """
@@ -289,7 +304,6 @@ def read_input(file: Path | None) -> tuple[Iterator[str], int | None, dict[str, 
 
     name = "stdin" if file is None else str(file)
     lines = records(sys.stdin.buffer) if file is None else open_lines(file)
-    at_once = {"window": 1} if file is None and sys.stdin.isatty() else {}
 
     def decoded():
         for number, line in enumerate(lines, 1):
@@ -298,7 +312,7 @@ def read_input(file: Path | None) -> tuple[Iterator[str], int | None, dict[str, 
                 typer.echo(f"{name}, line {number}: not UTF-8, the bad bytes became U+FFFD", err=True)
             yield text
 
-    return decoded(), None if file is None else count_lines(file), at_once
+    return decoded(), None if file is None else count_lines(file)
 
 
 def count_lines(file: Path) -> int | None:
@@ -342,7 +356,7 @@ def main() -> None:
     except UserError as error:
         message, code = str(error), error.exit_code
     except OSError as error:  # a file where a folder should be, a disk that is full or not ours
-        message, code = f"{error.filename or 'file'}: {error.strerror or error}", 1
+        message, code = f"{error.filename or 'output'}: {error.strerror or error}", 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written would be tried again at the end
     else:
         return

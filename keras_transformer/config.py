@@ -10,7 +10,7 @@ import pydantic
 import yaml
 from pydantic import Field
 
-from keras_transformer.errors import UsageError
+from keras_transformer.errors import DataError, UsageError
 
 Count = Annotated[int, Field(ge=1, lt=2**31, strict=True)]  # strict: YAML's `true` is no 1
 Natural = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
@@ -81,7 +81,7 @@ class DecodingSettings(Strict):
     """The search for a translation; the beam's size and the longest output are the paper's (section 6.1)."""
 
     method: Literal["beam", "sample"] = Field("beam", description="beam search (greedy with beam_size 1), or sampling")
-    beam_size: Count = Field(4, description="hypotheses that are followed")
+    beam_size: Count = Field(4, le=1000, description="hypotheses that are followed")
     n_best: Count = Field(1, description="translations of each source; at most beam_size")
     length_norm: Literal["average", "gnmt"] = Field(
         "average", description="divide by n^a, or by ((5 + n) / 6)^a (the paper, with a = 0.6)"
@@ -107,9 +107,16 @@ class DecodingSettings(Strict):
     def agree(self):
         if self.n_best > self.beam_size:
             raise ValueError(f"n_best must be at most beam_size, got {self.n_best} and {self.beam_size}")
+        if self.max_length is not None and self.min_length > self.max_length:
+            raise ValueError(f"min_length must be at most max_length, got {self.min_length} and {self.max_length}")
         if self.method == "sample" and self.n_best > 1:
             raise ValueError(f"sampling gives one translation of each source, got n_best {self.n_best}")
         return self
+
+    @property
+    def hypotheses(self) -> int:
+        """How many are decoded for each source at a time."""
+        return self.beam_size if self.method == "beam" else 1
 
 
 class Settings(Strict):
@@ -231,6 +238,22 @@ def load_settings(path: str | Path | None, changes: Sequence[str] = ()) -> Setti
         values = {**values, parts[0]: {**values.get(parts[0], {}), parts[1]: value}}
     # All changes at once: two settings that must agree can be changed in either order.
     return settings_from(values, origin, changes)
+
+
+def run_settings(folder: Path, changes: Sequence[str] = ()) -> Settings:
+    """The settings of a run folder, or of the run that a SavedModel was exported from; `changes` as in load_settings.
+
+    Raises:
+        DataError: the folder is neither.
+    """
+    if (folder / "saved_model.pb").exists():
+        path = folder / "assets.extra" / "settings.yaml"
+        if not path.exists():
+            raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
+        return load_settings(path, changes)
+    if not (folder / "settings.yaml").exists():
+        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
+    return load_settings(folder / "settings.yaml", changes)
 
 
 def settings_yaml(settings: Settings) -> str:

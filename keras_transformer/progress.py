@@ -32,9 +32,10 @@ class Progress:
         total: how much there is to do; None if that is not known.
         done: how much of it was done before.
         unit: what is counted.
+        shown: False to keep quiet, where a person is typing.
     """
 
-    def __init__(self, name: str, total: int | None, done: int = 0, unit: str = "steps"):
+    def __init__(self, name: str, total: int | None, done: int = 0, unit: str = "steps", shown: bool = True):
         self.name, self.total, self.done, self.unit, self.tokens = name, total, done, unit, 0
         self.begin, self.at_begin, self.shown = time.perf_counter(), done, time.perf_counter()
         self.bar = rich_progress.Progress(
@@ -45,7 +46,7 @@ class Progress:
             rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
             rich_progress.TextColumn("{task.fields[note]}"),
             console=console,
-            disable=not console.is_terminal,
+            disable=not (shown and console.is_terminal),
         )
         self.task = self.bar.add_task(name, total=total, completed=done, rate="", note="")
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import DecodingSettings, Settings, load_settings
+from keras_transformer.config import DecodingSettings, run_settings
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
 from keras_transformer.decoding import Limits, beam_search, greedy, length_norm, sample
 from keras_transformer.errors import DataError, UsageError, first_line
@@ -23,7 +23,8 @@ from keras_transformer.quiet import quiet_stderr
 
 POSITIONS = 4096  # source positions, times the beam's size, that are worked on together
 ROWS = 256  # hypotheses that are decoded together
-WINDOW = 4096  # texts that are sorted by length together
+WINDOW = 4096  # texts that are sorted by length together, after the first, for which nobody is to wait so long
+FIRST_WINDOW = 128
 BLANK = r"[\s\p{Z}\x{85}\x{1c}-\x{1f}]*"  # what Python's str.isspace calls blank
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,6 @@ class TranslatorModule(tf.Module):
             raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
         forbidden = [tokenizers.target.pieces.index(piece) for piece in decoding.forbidden]
         norm = length_norm(decoding.length_norm, decoding.length_penalty)
-        beam_size = decoding.beam_size if decoding.method == "beam" else 1
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
 
@@ -76,20 +76,14 @@ class TranslatorModule(tf.Module):
             lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
             most, fewest = length_limits(lengths, decoding, model.pe_target)
             limits = Limits(most, fewest, prefix, forbidden, decoding.no_repeat_ngram)
-            padding_mask = create_padding_mask(inp)
-            state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
-            weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
-
-            def step(tokens, parents, state):
-                return model.step(tokens, parents, state, weights)
-
+            step, state = begin_decoding(model, inp, decoding.hypotheses, step_weights)
             if decoding.method == "sample":
                 seeds = tf.stack([tf.fill(tf.shape(rows), decoding.seed), rows], 1)
                 found = sample(step, state, limits, seeds, decoding.temperature, decoding.top_k, decoding.top_p)
-            elif beam_size == 1:
+            elif decoding.beam_size == 1:
                 found = greedy(step, state, limits)
             else:
-                found = beam_search(step, state, limits, beam_size, decoding.n_best, norm, decoding.patience)
+                found = beam_search(step, state, limits, decoding.beam_size, decoding.n_best, norm, decoding.patience)
             ids, log_prob = found
             batch, n, longest = tf.unstack(tf.shape(ids))
             text = tf.reshape(tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))
@@ -136,6 +130,18 @@ class TranslatorModule(tf.Module):
         self.pieces = graph(pieces)
         self.serve = graph(serve, strings)
         self.update = update
+
+
+def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weights):
+    """The step function and its first state, as `decoding` takes them, for source ids (batch, inp_len).
+
+    Args:
+        step_weights: variables or tensors as `Transformer.step_weights` gives them.
+    """
+    padding_mask = create_padding_mask(inp)
+    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
+    weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
+    return lambda tokens, parents, state: model.step(tokens, parents, state, weights), state
 
 
 def graph(function, *signature):
@@ -234,8 +240,6 @@ class Translator:
         self, texts: list[str], progress: Callable[[int, int], None] = lambda texts, tokens: None
     ) -> list[str]:
         """The best translation of each text, in order; `progress` as in `stream`."""
-        if isinstance(texts, str):
-            raise TypeError("translate takes a list of texts, got one text")
         return [translations[0].text for translations in self.stream(texts, progress=progress)]
 
     def stream(
@@ -254,11 +258,13 @@ class Translator:
             texts: the source lines.
             prefixes: what each translation must begin with, in whole pieces: one for all texts, or as many as texts.
             progress: called with the numbers of texts and of tokens finished since the last call.
-            window: how many texts are taken together.
+            window: how many texts are taken together at most.
         """
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list or another iterable of texts, got one text")
         one = isinstance(prefixes, str)
         pairs = ((text, prefixes) for text in texts) if one else zip(texts, prefixes, strict=True)
-        beam_size = self.decoding.beam_size if self.decoding.method == "beam" else 1
+        beam_size = self.decoding.hypotheses
 
         def begin(sources, prefixes, first):
             inp = self.encode(sources, self.module.encode, first, "source")
@@ -350,9 +356,9 @@ def in_windows(pairs, begin, positions: int, rows: int, window: int, advance) ->
         positions, rows: the most that are worked on together.
         advance: called with results as they come, in any order.
     """
-    pairs, first = iter(pairs), 0
+    pairs, first, size = iter(pairs), 0, min(window, FIRST_WINDOW)
     with ThreadPoolExecutor(workers()) as pool:
-        while chunk := list(itertools.islice(pairs, window)):
+        while chunk := list(itertools.islice(pairs, size)):
             lengths, work = begin(*map(list, zip(*chunk, strict=True)), first)
             batches = length_batches(lengths, positions, rows)
             futures = [pool.submit(work, batch) for batch in batches]
@@ -366,7 +372,7 @@ def in_windows(pairs, begin, positions: int, rows: int, window: int, advance) ->
                 for future in futures:
                     future.cancel()
             yield from results
-            first += len(chunk)
+            first, size = first + len(chunk), min(window, 2 * size)
 
 
 def workers() -> int:
@@ -385,22 +391,6 @@ def length_batches(lengths: np.ndarray, positions: int, rows: int) -> list[np.nd
         batches.append(order[start : start + count])
         start += count
     return batches
-
-
-def run_settings(folder: Path) -> Settings:
-    """The settings of a run folder, or of the run that a SavedModel was exported from.
-
-    Raises:
-        DataError: the folder is neither.
-    """
-    if (folder / "saved_model.pb").exists():
-        path = folder / "assets.extra" / "settings.yaml"
-        if not path.exists():
-            raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
-        return load_settings(path)
-    if not (folder / "settings.yaml").exists():
-        raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
-    return load_settings(folder / "settings.yaml")
 
 
 def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:

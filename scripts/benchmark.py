@@ -45,6 +45,7 @@ def decode(
 
     Every row is decoded to as many tokens as the longest source of its batch, by every program.
     """
+    check(sizes, peers, batches)
     with tempfile.TemporaryDirectory() as folder:
         if batches is None:
             batches = Path(folder) / "random.npz"
@@ -65,6 +66,7 @@ def length(
     seconds: Annotated[float, typer.Option(help="How long it runs each time.")] = 8,
 ) -> None:
     """What a token costs in outputs of 20 to 200 tokens, 32 sources of 20 ids together: nearly the same."""
+    check(size)
     with tempfile.TemporaryDirectory() as folder:
         batches = Path(folder) / "random.npz"
         np.savez(batches, test=np.random.default_rng(0).integers(4, 8000, (128, 20), dtype=np.int32), vocab=8000)
@@ -76,6 +78,15 @@ def length(
     print("| output | tokens/s | cost of a token |\n| --- | --- | --- |")
     for name, rate in rates.items():
         print(f"| {name} | {rate:,.0f} | {rates['20 tokens'] / rate:.2f} |")
+
+
+def check(sizes: str, peers: Path | None = None, batches: Path | None = None) -> None:
+    for size in sizes.split(","):
+        if size not in SIZES:
+            raise typer.BadParameter(f"no size is called {size!r}; there are {', '.join(SIZES)}")
+    for path in (batches, peers and peers / "decode_peer.py"):
+        if path and not path.exists():
+            raise typer.BadParameter(f"{path}: no such file")
 
 
 def programs(peers: Path | None, python: str, beam: int) -> dict[str, tuple[list[str], dict[str, str]]]:
@@ -175,8 +186,8 @@ def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
     import tensorflow as tf
 
     from keras_transformer.decoding import Limits, beam_search, greedy
-    from keras_transformer.masks import create_padding_mask
     from keras_transformer.model import Transformer
+    from keras_transformer.translator import begin_decoding
 
     options = {"pe_input": 300, "pe_target": 300, "share_embeddings": True, "dtype": precision}
     model = Transformer(**sizes, input_vocab_size=vocab, target_vocab_size=vocab, **options)
@@ -185,15 +196,9 @@ def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
 
     @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((), tf.int32)], autograph=False)
     def search(ids, tokens):
-        mask = create_padding_mask(ids)
-        state = model.init_state(model.encode(ids, False, mask), mask, beam)
-        weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)
+        step, state = begin_decoding(model, ids, beam, step_weights)
         exactly = tf.fill(tf.shape(ids)[:1], tokens)
         limits = Limits(exactly, exactly)
-
-        def step(tokens, parents, state):
-            return model.step(tokens, parents, state, weights)
-
         return greedy(step, state, limits) if beam == 1 else beam_search(step, state, limits, beam)
 
     return search

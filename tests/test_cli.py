@@ -208,9 +208,14 @@ def test_options_of_the_search(command, run):
     assert max(shortest) < max(lengths("--set", "decoding.min_length=20"))
     text = command("translate", run, "--prefix", "A dog", "--precision", "bfloat16", stdin=b"Ein Hund\n")[1]
     assert text.startswith("A dog")
+    both = command(
+        "translate", run, "--set", "decoding.beam_size=1", "--beam-size", "3", "--n-best", "3", stdin=b"Hund\n"
+    )
+    assert both[0] == 0 and both[1].count("\n") == 3  # an option is stronger than --set
     for arguments, words in [
         (["--beam-size", "0"], ["--set decoding.beam_size=0", "greater than or equal to 1"]),
         (["--n-best", "9"], ["n_best must be at most beam_size, got 9 and 4"]),
+        (["--set", "decoding.max_length=3", "--set", "decoding.min_length=4"], ["at most max_length, got 4 and 3"]),
         (["--precision", "int4"], ["float32", "bfloat16", "int4"]),
         (["--set", "decoding.beam=3"], ["'decoding.beam'", "did you mean 'beam_size'"]),
         (["--set", "decoding.forbidden=[xyz]"], ["no piece 'xyz'"]),
@@ -263,7 +268,7 @@ def test_a_full_disk_is_one_line(run, folder):
     with open("/dev/full", "wb") as full:
         result = subprocess.run([COMMAND, "translate", run, "de.txt"], stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 1
-    assert result.stderr == b"error: file: No space left on device\n"
+    assert result.stderr == b"error: output: No space left on device\n"
 
 
 def test_score_refuses_files_of_two_lengths(command, run, folder):
@@ -284,11 +289,22 @@ def test_ctrl_c_leaves_whole_lines(run, folder):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         err = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and b"Traceback" not in err
+    assert process.returncode == 130
     written = Path("out.txt").read_bytes()
     lines = written.split(b"\n")
     assert 0 < len(lines) - 1 < 60000 and lines[-1] == b""
     assert len(set(lines[:-1])) == 1
+    assert err.decode() == f"stopped; the first {len(lines) - 1} lines are written\n"
+
+
+def test_a_pipe_that_stays_open_is_answered_line_by_line(run, folder):
+    """With --window 1, each line comes back before the next is written."""
+    arguments = [COMMAND, "translate", run, "--window", "1"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        for text in (b"Ein Hund\n", b"\n", b"Die Katze\n"):
+            process.stdin.write(text)
+            process.stdin.flush()
+            assert (process.stdout.readline() == b"\n") == (text == b"\n")
 
 
 def test_evaluate_scores_what_translate_writes(command, run, folder):
@@ -318,6 +334,8 @@ def test_the_export_translates_as_the_run(command, run, folder):
     assert command("evaluate", "out", "de.txt", "en.txt")[1] == command("evaluate", run, "de.txt", "en.txt")[1]
     code, _, err = command("export", run, "out")
     assert code == 1 and "out is there already" in err
+    code, _, err = command("export", "out", "again")
+    assert code == 1 and "out is an export already" in err
 
 
 def test_settings_are_yaml_that_train_takes(command, folder):

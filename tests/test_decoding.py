@@ -222,6 +222,13 @@ def test_a_row_that_may_have_no_token_stays_empty_among_others():
     assert ids_of(greedy(constant({A: 0.9, END: 0.1}), (), limits), 5) == [[]]
 
 
+def test_a_row_at_its_limit_takes_no_more_tokens_while_others_go_on():
+    """One of six, with room for one token: the a without an end is not given one at the next length."""
+    hypotheses = beam_search(constant({A: 0.9, END: 0.1}), (), limit(1, 6, 6, 6, 6, 6), 2, 2)
+    assert ids_of(hypotheses) == [[END], [A]]
+    np.testing.assert_allclose(hypotheses.log_probs[0], np.log([0.1, 0.9]), rtol=1e-4)
+
+
 def test_patience(rng):
     """With 1, beam 2 is done when two have ended: the end, then a and the end, though longer ones score higher. However
     little patience, the n best are found."""

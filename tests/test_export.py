@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from test_translator import LINES, make_module
 
-from keras_transformer.config import DecodingSettings, Settings, settings_yaml
+from keras_transformer.config import DecodingSettings, Settings, run_settings, settings_yaml
 from keras_transformer.errors import UsageError
 from keras_transformer.export.saved_model import export_saved_model
-from keras_transformer.translator import Translator, run_settings
+from keras_transformer.translator import Translator
 
 BARE = """
 import json, sys

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from keras_transformer.config import DecodingSettings, settings_yaml
+from keras_transformer.config import DecodingSettings, run_settings, settings_yaml
 from keras_transformer.files import whole
-from keras_transformer.translator import TranslatorModule, load_run, run_settings
+from keras_transformer.translator import TranslatorModule, load_run
 
 
 def export_saved_model(run_dir: Path, out: Path, decoding: DecodingSettings | None = None) -> None:
