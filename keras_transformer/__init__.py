@@ -16,7 +16,7 @@ _MODULES = {
     "model": ("Encoder", "Decoder", "Transformer"),
     "losses": ("loss_function", "MaskedCrossEntropy", "TokenAccuracy"),
     "schedule": ("CustomSchedule",),
-    "training": ("make_train_step",),
+    "step": ("make_train_step",),
     "config": ("DecodingSettings",),
     "translator": ("Translator",),
 }

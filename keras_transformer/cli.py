@@ -67,7 +67,7 @@ def demo() -> None:
     in runs/phrasebook, as [bold]keras-transformer train[/bold] without settings keeps it.
     """
     settings, run_dir = load_settings(None), Path("runs/phrasebook")
-    load_tensorflow()
+    load_tensorflow(one_core=True)
     from keras_transformer import evaluation, training
     from keras_transformer.data.sources import read_pairs
 
@@ -106,7 +106,7 @@ def train(
     settings = load_settings(config, changes or [])
     if run_dir is None:
         run_dir = Path("runs") / (config.stem if config else "phrasebook")
-    load_tensorflow()
+    load_tensorflow(one_core=True)
     from keras_transformer import training
 
     stopped_by = training.train(settings, run_dir)

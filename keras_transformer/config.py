@@ -67,6 +67,9 @@ class TrainingSettings(Strict):
     )
     label_smoothing: Share = Field(0.1, description="share of the probability spread over the vocabulary")
     clip_norm: float | None = Field(1.0, gt=0, description="longest gradient, over all weights; null for any")
+    precision: Literal["auto", "float32", "onednn_bfloat16", "mixed_bfloat16", "mixed_float16"] = Field(
+        "auto", description="what is computed in; auto: the machine's fastest"
+    )
     seed: int = Field(1, ge=0, description="of the weights, the dropout and the order of the text")
     log_every: Count = Field(100, description="updates between two lines of metrics.jsonl and the curves")
     evaluate_every: Count = Field(500, description="updates between two measures on dev")

@@ -371,7 +371,7 @@ class Transformer(ExplicitCall, keras.Model):
             projection: the kernel (d_model, target_vocab_size), if it is the embeddings'; else nothing.
         """
         fused = tuple(layer.mha1.fused_weights() for layer in self.decoder.dec_layers)
-        return fused, (ops.transpose(self.decoder.embedding.embeddings),) if self.share_embeddings else ()
+        return fused, self.projection()[:1] if self.share_embeddings else ()
 
     def step(self, tokens, parents, state, step_weights=None):
         """One token of each hypothesis: the logits of the next, at the cost of one token.
@@ -394,10 +394,16 @@ class Transformer(ExplicitCall, keras.Model):
         logits = self.project(x, *projection)
         return ops.reshape(logits, (*ops.shape(tokens), self.target_vocab_size)), state
 
+    def projection(self):
+        """What vectors are multiplied by for their logits, (d_model, target_vocab_size), and what is added, or None."""
+        if self.share_embeddings:
+            return ops.transpose(self.decoder.embedding.embeddings), None
+        return self.final_layer.kernel, self.final_layer.bias
+
     def project(self, x, kernel=None):
         """Vectors (..., d_model) to logits (..., target_vocab_size); `kernel` as `step_weights` gives it."""
         if self.share_embeddings:
-            logits = ops.matmul(x, ops.transpose(self.decoder.embedding.embeddings) if kernel is None else kernel)
+            logits = ops.matmul(x, self.projection()[0] if kernel is None else kernel)
         else:
             logits = self.final_layer(x)
         return ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import random
 import signal
 import time
@@ -14,79 +15,21 @@ import tensorflow as tf
 
 from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
 from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
-from keras_transformer.data.pipeline import Corpus, encode_pairs, teacher_forcing, token_batches
+from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
 from keras_transformer.data.sources import Pairs, read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.evaluation import Scores, evaluate, make_bleu
 from keras_transformer.files import whole
-from keras_transformer.ids import PAD
-from keras_transformer.losses import TokenAccuracy, loss_function
-from keras_transformer.masks import create_masks
+from keras_transformer.losses import TokenAccuracy
 from keras_transformer.model import Transformer
+from keras_transformer.precision import fastest_precision, products
 from keras_transformer.progress import Progress
 from keras_transformer.schedule import CustomSchedule
+from keras_transformer.step import make_evaluate_step, make_train_step
 from keras_transformer.translator import Translator, TranslatorModule
 
 log = logging.getLogger(__name__)
-IDS = tf.TensorSpec((None, None), tf.int32)
-
-
-def count_tokens(tar_real):
-    return tf.math.count_nonzero(tar_real != PAD, dtype=tf.float32)
-
-
-def make_train_step(model, optimizer, label_smoothing=0.0, train_loss=None, train_accuracy=None):
-    """One update as a `tf.function`, traced once whatever the batch's shape.
-
-    Args:
-        model: a Transformer.
-        optimizer: a Keras optimizer; a LossScaleOptimizer scales the loss.
-        label_smoothing: as in `loss_function`.
-        train_loss: a Mean metric to update with the loss, weighted by the batch's real target tokens.
-        train_accuracy: a metric to update with (tar_real, logits), such as TokenAccuracy. It costs another pass over
-            the logits, a tenth of a small model's step.
-
-    Returns:
-        train_step(inp, tar): takes int32 source ids (batch, inp_len) and target ids (batch, tar_len), gives the loss.
-    """
-
-    # Variables made inside a tf.function would have it traced twice.
-    if not model.built:
-        model.build((None, None), (None, None))
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-
-    @tf.function(input_signature=[IDS, IDS], autograph=False)
-    def train_step(inp, tar):
-        (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
-        enc_padding_mask, look_ahead_mask, dec_padding_mask = create_masks(inp, tar_inp)
-        with tf.GradientTape() as tape:
-            logits, _ = model(inp, tar_inp, True, enc_padding_mask, look_ahead_mask, dec_padding_mask)
-            loss = loss_function(tar_real, logits, label_smoothing)
-            scaled_loss = optimizer.scale_loss(loss)
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(scaled_loss, variables), variables, strict=True))
-        if train_loss is not None:
-            train_loss.update_state(loss, sample_weight=count_tokens(tar_real))
-        if train_accuracy is not None:
-            train_accuracy.update_state(tar_real, logits)
-        return loss
-
-    return train_step
-
-
-def make_evaluate_step(model, dev_loss, dev_accuracy):
-    """As `make_train_step`, without an update, dropout or smoothing: the loss is the text's own, in nats a token."""
-
-    @tf.function(input_signature=[IDS, IDS], autograph=False)
-    def evaluate_step(inp, tar):
-        (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
-        logits, _ = model(inp, tar_inp, False)
-        dev_loss.update_state(loss_function(tar_real, logits), sample_weight=count_tokens(tar_real))
-        dev_accuracy.update_state(tar_real, logits)
-
-    return evaluate_step
 
 
 def make_model(settings: ModelSettings, tokenizers: Tokenizers) -> Transformer:
@@ -102,7 +45,7 @@ def make_model(settings: ModelSettings, tokenizers: Tokenizers) -> Transformer:
 def make_optimizer(settings: TrainingSettings, d_model: int) -> keras.optimizers.Optimizer:
     """Adam as in section 5.3."""
     schedule = CustomSchedule(d_model, settings.warmup_steps, settings.learning_rate)
-    return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, global_clipnorm=settings.clip_norm)
+    return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
 
 
 class StopSignal:
@@ -294,7 +237,12 @@ def try_average(model, dev: DevSet, recorder: Recorder, state: dict, run_dir: Pa
 def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir) -> int | None:
     """The loop from state["step"] to the last update."""
     train_loss = keras.metrics.Mean()
-    train_step = make_train_step(model, optimizer, training.label_smoothing, train_loss)
+    gradient_norm = keras.metrics.Mean()
+    parts = 1 if tf.config.get_visible_devices("GPU") else len(os.sched_getaffinity(0))
+    train_step = make_train_step(
+        model, optimizer, training.label_smoothing, train_loss, None, training.clip_norm, gradient_norm, parts
+    )
+    precision = fastest_precision() if training.precision == "auto" else training.precision
     recorder = Recorder(run_dir, state["step"])
     batches = token_batches(corpus, training.tokens_per_batch, training.seed, step=state["step"])
     begin = time.perf_counter()
@@ -302,7 +250,8 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
     last = state["step"] >= training.max_steps or out_of_patience(state, training)
     with StopSignal() as stop, Progress("train", training.max_steps, state["step"]) as progress:
         for inp, tar in [] if last else batches:
-            train_step(inp, tar)
+            with products(precision):
+                train_step(inp, tar)
             tokens.assign_add(tf.math.count_nonzero(tar[:, 1:]))
             step = state["step"] = state["step"] + 1
             progress.advance(1)
@@ -312,6 +261,7 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
                 figures = {
                     "loss": float(train_loss.result()),
                     "learning_rate": float(optimizer.learning_rate),
+                    "gradient_norm": float(gradient_norm.result()),
                     "tokens_per_second": int(tokens) / seconds,
                 }
                 recorder.write(step, figures)
@@ -320,6 +270,7 @@ def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir
                     f"{figures['tokens_per_second']:,.0f} tokens/s"
                 )
                 train_loss.reset_state()
+                gradient_norm.reset_state()
                 tokens.assign(0)
                 begin = time.perf_counter()
             paused = time.perf_counter()

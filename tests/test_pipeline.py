@@ -13,7 +13,7 @@ from keras_transformer.data.pipeline import Corpus, encode_pairs, plan_batches, 
 from keras_transformer.data.tokenizer import train_tokenizers
 from keras_transformer.errors import DataError
 from keras_transformer.ids import END, PAD, START
-from keras_transformer.training import make_train_step
+from keras_transformer.step import make_train_step
 
 
 def make_corpus(lengths):
