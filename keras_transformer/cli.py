@@ -53,7 +53,8 @@ def load_tensorflow(one_core: bool = False) -> None:
         if one_core:
             with contextlib.suppress(RuntimeError):  # it has begun already, when the command is called from Python
                 tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.constant(0)  # the first tensor starts the devices, which have notes of their own
+        if not os.environ.get("TF_CONFIG"):  # a job of several machines has to be set up before
+            tf.constant(0)  # the first tensor starts the devices, which have notes of their own
     from keras_transformer.progress import show_logs
 
     show_logs()

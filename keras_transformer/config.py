@@ -61,6 +61,7 @@ class TrainingSettings(Strict):
 
     max_steps: Count = Field(8000, description="updates in all")
     tokens_per_batch: Count = Field(4096, description="positions of a batch, on the longer side")
+    accumulate: Count = Field(1, description="batches of an update, on each device")
     warmup_steps: Count = Field(4000, description="updates over which the learning rate rises (equation 3)")
     learning_rate: float | None = Field(
         None, gt=0, description="the highest; null for the paper's, (d_model * warmup_steps)^-0.5"
@@ -70,6 +71,17 @@ class TrainingSettings(Strict):
     precision: Literal["auto", "float32", "onednn_bfloat16", "mixed_bfloat16", "mixed_float16"] = Field(
         "auto", description="what is computed in; auto: the machine's fastest"
     )
+    deterministic: bool = Field(
+        False, description="the same run again gives the same weights, bit for bit; slower on GPUs"
+    )
+    max_skipped: Count = Field(
+        20, description="stop when so many updates in a row had a loss or gradient that was not finite"
+    )
+    init_from: str | None = Field(None, description="a run folder whose best model to begin with")
+    init_vocabulary: Literal["keep", "new"] = Field(
+        "keep", description="with init_from: its vocabulary, or a new one, with the rows of pieces that both have"
+    )
+    frozen: tuple[str, ...] = Field((), description="parts to leave as they are: encoder, decoder/dec_layer1, ...")
     seed: int = Field(1, ge=0, description="of the weights, the dropout and the order of the text")
     log_every: Count = Field(100, description="updates between two lines of metrics.jsonl and the curves")
     evaluate_every: Count = Field(500, description="updates between two measures on dev")

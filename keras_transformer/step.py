@@ -1,5 +1,6 @@
 """One update of the weights: gradients of the loss over a batch, their sum over devices, and the optimizer."""
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -149,7 +150,7 @@ def make_gradient_step(model, optimizer, label_smoothing=0.0, train_accuracy=Non
     return gradient_step
 
 
-def make_update(model, optimizer, clip_norm=None, train_loss=None, gradient_norm=None):
+def make_update(model, optimizer, clip_norm=None, train_loss=None, gradient_norm=None, skipped=None):
     """A function that gives the optimizer the mean gradient of Sums over their tokens, and returns the mean loss.
 
     Where loss or gradient is infinite or not a number, nothing is changed, and a LossScaleOptimizer's scale is halved.
@@ -158,6 +159,7 @@ def make_update(model, optimizer, clip_norm=None, train_loss=None, gradient_norm
         clip_norm: a longer gradient, over all weights, is made as long as this.
         train_loss: a Mean metric to update with the loss, weighted by the tokens.
         gradient_norm: a Mean metric to update with the gradient's length before it is clipped.
+        skipped: an int variable (2,) that counts the updates at which nothing was changed, in all and in a row.
     """
     variables = model.trainable_variables
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -188,10 +190,14 @@ def make_update(model, optimizer, clip_norm=None, train_loss=None, gradient_norm
                 train_loss.update_state(loss, sample_weight=sums.tokens)
             if gradient_norm is not None:
                 gradient_norm.update_state(norm)
+            if skipped is not None:
+                skipped.assign(skipped * [1, 0])
             return loss
 
         def skip():
             set_scale(0, 0.5)
+            if skipped is not None:
+                skipped.assign_add([1, 1])
             return loss
 
         return tf.cond(finite, change, skip)
@@ -201,7 +207,7 @@ def make_update(model, optimizer, clip_norm=None, train_loss=None, gradient_norm
 
 def make_train_step(
     model, optimizer, label_smoothing=0.0, train_loss=None, train_accuracy=None, clip_norm=None, gradient_norm=None,
-    parts=1, signature=(IDS, IDS),
+    skipped=None, parts=1, signature=(IDS, IDS),
 ):  # fmt: skip
     """One update as a `tf.function`, traced once whatever the batch's shape.
 
@@ -212,7 +218,7 @@ def make_train_step(
         train_loss: a Mean metric to update with the loss, weighted by the batch's real target tokens.
         train_accuracy: a metric to update with (tar_real, logits), such as TokenAccuracy. It costs a projection onto
             the vocabulary, and more memory.
-        clip_norm, gradient_norm: as in `make_update`.
+        clip_norm, gradient_norm, skipped: as in `make_update`.
         parts: as in `make_gradient_step`.
         signature: of inp and tar, if a strategy distributes them.
 
@@ -222,13 +228,34 @@ def make_train_step(
     """
     build(model, optimizer)
     gradient_step = make_gradient_step(model, optimizer, label_smoothing, train_accuracy, parts)
-    update = make_update(model, optimizer, clip_norm, train_loss, gradient_norm)
+    update = make_update(model, optimizer, clip_norm, train_loss, gradient_norm, skipped)
 
     @tf.function(input_signature=signature, autograph=False)
     def train_step(inp, tar):
         return update(gradient_step(inp, tar))
 
     return train_step
+
+
+def make_accumulated_step(
+    model, optimizer, label_smoothing=0.0, train_loss=None, clip_norm=None, gradient_norm=None, skipped=None, parts=1,
+    signature=(IDS, IDS),
+):  # fmt: skip
+    """As `make_train_step`, one update from several batches: the loss is the mean over the tokens of all of them.
+
+    Returns:
+        accumulated_step(batches): takes pairs (inp, tar), gives the loss.
+    """
+    build(model, optimizer)
+    gradient_step = make_gradient_step(model, optimizer, label_smoothing, None, parts)
+    gradient_step = tf.function(gradient_step, input_signature=signature, autograph=False)
+    add = tf.function(add_sums, autograph=False)
+    update = tf.function(make_update(model, optimizer, clip_norm, train_loss, gradient_norm, skipped), autograph=False)
+
+    def accumulated_step(batches):
+        return update(functools.reduce(add, (gradient_step(inp, tar) for inp, tar in batches)))
+
+    return accumulated_step
 
 
 def make_evaluate_step(model, dev_loss, dev_accuracy):

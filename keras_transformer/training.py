@@ -1,43 +1,57 @@
-"""Training: the step, and the loop around it with measures on dev, checkpoints and resumption."""
+"""Training: the loop around the step, with measures on dev, checkpoints and resumption."""
 
+import contextlib
+import errno
 import hashlib
-import json
+import itertools
 import logging
+import math
 import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from keras_transformer.adapting import carry_over, freeze
 from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
 from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
 from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
 from keras_transformer.data.sources import Pairs, read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
+from keras_transformer.distribution import (
+    distribute,
+    make_strategy,
+    make_total,
+    spread_seeds,
+    worker_of,
+    workers_present,
+)
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.evaluation import Scores, evaluate, make_bleu
 from keras_transformer.files import whole
 from keras_transformer.losses import TokenAccuracy
 from keras_transformer.model import Transformer
-from keras_transformer.precision import fastest_precision, products
+from keras_transformer.precision import fastest_precision, policy, products
 from keras_transformer.progress import Progress
+from keras_transformer.recorder import Recorder
 from keras_transformer.schedule import CustomSchedule
-from keras_transformer.step import make_evaluate_step, make_train_step
-from keras_transformer.translator import Translator, TranslatorModule
+from keras_transformer.step import IDS, make_accumulated_step, make_evaluate_step, make_train_step
+from keras_transformer.translator import Translator, TranslatorModule, copy_variables, load_run
 
 log = logging.getLogger(__name__)
 
 
-def make_model(settings: ModelSettings, tokenizers: Tokenizers) -> Transformer:
+def make_model(settings: ModelSettings, tokenizers: Tokenizers, dtype: str = "float32") -> Transformer:
     """A built Transformer of these settings for these vocabularies."""
     options = settings.model_dump()
     sizes = [options.pop(name) for name in ("num_layers", "d_model", "num_heads", "dff")]
     vocabularies = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    model = Transformer(*sizes, *vocabularies, **options)
+    model = Transformer(*sizes, *vocabularies, **options, dtype=dtype)
     model.build((None, None), (None, None))
     return model
 
@@ -71,44 +85,33 @@ class StopSignal:
             signal.signal(number, handler)
 
 
-class Recorder:
-    """Figures of a run: lines of metrics.jsonl, and TensorBoard curves."""
+class Text(NamedTuple):
+    """What a run trains and measures on. `fingerprint` tells it from other text."""
 
-    def __init__(self, run_dir: Path, step: int):
-        self.path = run_dir / "metrics.jsonl"
-        self.curves = tf.summary.create_file_writer(str(run_dir / "tensorboard"))
-        if self.path.exists():  # what a killed run had measured after its last checkpoint is measured again
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            with whole(self.path) as beside:
-                beside.write_text("".join(line for line in lines if is_record(line, step)), encoding="utf-8")
-
-    def write(self, step: int, figures: dict[str, float]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **figures}) + "\n")
-        with self.curves.as_default(step):
-            for name, value in figures.items():
-                tf.summary.scalar(name, value)
-        self.curves.flush()
-
-
-def is_record(line: str, last_step: int) -> bool:
-    """Whether a line of metrics.jsonl is whole and of a step up to `last_step`."""
-    try:
-        return json.loads(line)["step"] <= last_step
-    except json.JSONDecodeError:
-        return False
+    tokenizers: Tokenizers
+    corpus: Corpus
+    dev_pairs: Pairs
+    dev_corpus: Corpus
+    fingerprint: str
 
 
 class DevSet:
     """Measures a model on the dev text: loss and accuracy by teacher forcing, BLEU and exact match by translating."""
 
-    def __init__(self, model: Transformer, tokenizers: Tokenizers, pairs: Pairs, corpus: Corpus, settings: Settings):
+    def __init__(self, model: Transformer, text: Text, settings: Settings):
+        self.trained = model
+        # In float32, whatever it is trained in, and without replicas.
+        self.model = Transformer.from_config({**model.get_config(), "dtype": "float32"})
+        self.model.build((None, None), (None, None))
         self.loss, self.accuracy = keras.metrics.Mean(), TokenAccuracy()
-        self.step = make_evaluate_step(model, self.loss, self.accuracy)
-        self.translator = Translator(TranslatorModule(model, tokenizers, settings.decoding), settings.decoding)
-        self.pairs, self.corpus, self.settings = pairs, corpus, settings
+        self.step = make_evaluate_step(self.model, self.loss, self.accuracy)
+        module = TranslatorModule(self.model, text.tokenizers, settings.decoding)
+        self.translator = Translator(module, settings.decoding)
+        self.pairs, self.corpus, self.settings = text.dev_pairs, text.dev_corpus, settings
 
-    def measure(self) -> tuple[dict[str, float], Scores]:
+    def measure(self) -> tuple[dict[str, float], Scores, list[tuple[str, str, str]]]:
+        """Figures, scores, and some sources with translation and reference, for the weights that the model has now."""
+        copy_variables(self.trained, self.model)
         self.loss.reset_state()
         self.accuracy.reset_state()
         for inp, tar in token_batches(self.corpus, self.settings.training.tokens_per_batch, seed=0, epochs=1):
@@ -118,16 +121,25 @@ class DevSet:
         data = self.settings.data
         references = [target for _, target in self.pairs]
         scores = evaluate(translations, references, data.target_language, data.bleu_tokenizer)
-        return {
-            "dev_loss": float(self.loss.result()),
-            "dev_accuracy": float(self.accuracy.result()),
-            "dev_bleu": scores.bleu,
-            "dev_exact_match": scores.exact_match,
-        }, scores
+        examples = [(*pair, translation) for pair, translation in zip(self.pairs[:5], translations[:5], strict=True)]
+        examples = [(source, translation, reference) for source, reference, translation in examples]
+        return (
+            {
+                "dev_loss": float(self.loss.result()),
+                "dev_accuracy": float(self.accuracy.result()),
+                "dev_bleu": scores.bleu,
+                "dev_exact_match": scores.exact_match,
+            },
+            scores,
+            examples,
+        )
 
 
 # A finished or killed run may go on with other values of these; the rest would make it another run.
-CHANGEABLE = ("max_steps", "log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "patience", "average")
+CHANGEABLE = (
+    "max_steps", "log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "patience", "average",
+    "max_skipped",
+)  # fmt: skip
 
 
 def check_same_run(settings: Settings, run_dir: Path) -> None:
@@ -143,151 +155,281 @@ def check_same_run(settings: Settings, run_dir: Path) -> None:
                 )
 
 
-def train(settings: Settings, run_dir: str | Path) -> int | None:
-    """Train a model into a run folder, or go on with the one that is there.
-
-    Bad settings and bad text are refused before anything is written.
-
-    Returns:
-        The signal that stopped it after a checkpoint, or None if it came to its end.
-    """
-    run_dir = Path(run_dir)
-    begun = (run_dir / "settings.yaml").exists()
-    if begun:
-        check_same_run(settings, run_dir)
-    elif run_dir.exists() and any(not path.name.startswith(".") for path in run_dir.iterdir()):
-        raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
-    make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
-    training = settings.training
-    # Keras draws the seeds of its initializers and of its dropout from here. `keras.utils.set_random_seed` would do so
-    # too, but it destroys the resources of every tensorflow-text tokenizer of the process.
-    random.seed(training.seed)
+def read_text(settings: Settings, run_dir: Path) -> Text:
+    """Read the text, and make the tokenizer where the run has none yet: init_from's, or one of this text."""
     train_pairs = read_pairs(settings.data.train, "train", settings.data)
     dev_pairs = read_pairs(settings.data.dev, "dev", settings.data)
+    training = settings.training
     if (run_dir / "tokenizer").exists():
         tokenizers = load_tokenizers(run_dir / "tokenizer")
+    elif training.init_from and training.init_vocabulary == "keep":
+        tokenizers = load_tokenizers(Path(training.init_from) / "tokenizer")
     else:
         tokenizers = train_tokenizers(train_pairs, settings.data.vocab_size, settings.data.joint_vocabulary)
     tables = (settings.model.pe_input, settings.model.pe_target)
     corpus = encode_pairs(train_pairs, tokenizers, *tables, "train")
     dev_corpus = encode_pairs(dev_pairs, tokenizers, *tables, "dev")
-    model = make_model(settings.model, tokenizers)
-    optimizer = make_optimizer(training, settings.model.d_model)
-    optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *optimizer.variables]
     text = hashlib.sha256(repr((train_pairs, dev_pairs)).encode("utf-8", "surrogatepass")).hexdigest()
-    begin = {"step": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None, "text": text}
-    state = {**begin, **(restore_newest(run_dir / "checkpoints", variables) or {})}
-    if state["text"] != text:
-        raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
-    log.info(
-        "%s: %d weights, %d source and %d target pieces, step %d of %d, on %s",
-        run_dir,
-        model.count_params(),
-        model.input_vocab_size,
-        model.target_vocab_size,
-        state["step"],
-        training.max_steps,
-        ", ".join(device.name.removeprefix("/physical_device:") for device in tf.config.get_visible_devices()),
-    )
-    ended = state["step"] >= training.max_steps or out_of_patience(state, training)
-    if ended and (not training.average or state["averaged_at"] == state["step"]):
-        log.info("nothing left to do")
-        return None
-    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings)
+    return Text(tokenizers, corpus, dev_pairs, dev_corpus, text)
+
+
+def train(settings: Settings, run_dir: str | Path) -> int | None:
+    """Train a model into a run folder, or go on with the one that is there.
+
+    Bad settings and bad text are refused before anything is written. In the scope of a `tf.distribute.Strategy` it
+    trains under that; else `distribution.make_strategy` picks one.
+
+    Returns:
+        The signal that stopped it after a checkpoint, or None if it came to its end.
+    """
+    run_dir = Path(run_dir)
+    strategy = make_strategy()
+    if settings.training.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    # Keras draws the seeds of its initializers and of its dropout from here. `keras.utils.set_random_seed` would do so
+    # too, but it destroys the resources of every tensorflow-text tokenizer of the process.
+    random.seed(settings.training.seed)
+    total = make_total(strategy)
+    chief = worker_of(strategy)[0] == 0
+    with workers_present(), space_left(run_dir):
+        text = begin(settings, run_dir) if chief else None
+        total(0)  # until then, the others wait for the tokenizer
+        return Trainer(settings, run_dir, text or read_text(settings, run_dir), strategy, total).run()
+
+
+def begin(settings: Settings, run_dir: Path) -> Text:
+    """Check everything, then write what the run folder begins with."""
+    if (run_dir / "settings.yaml").exists():
+        check_same_run(settings, run_dir)
+    elif run_dir.exists() and any(not path.name.startswith(".") for path in run_dir.iterdir()):
+        raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
+    make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
+    text = read_text(settings, run_dir)
     with whole(run_dir / "settings.yaml") as beside:
         beside.write_text(settings_yaml(settings), encoding="utf-8")
     if not (run_dir / "tokenizer").exists():
-        tokenizers.save(run_dir / "tokenizer")
-    return run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir)
+        text.tokenizers.save(run_dir / "tokenizer")
+    return text
 
 
-def out_of_patience(state: dict, training: TrainingSettings) -> bool:
-    return training.patience is not None and state["measures_since_best"] >= training.patience
+@contextlib.contextmanager
+def space_left(run_dir: Path) -> Iterator[None]:
+    """Inside the block, an error of a full disk becomes one line.
+
+    Raises:
+        DataError
+    """
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:  # the latter from TensorBoard's writer
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        if not full:
+            raise
+        raise DataError(
+            f"{run_dir}: no space left on the disk; the last checkpoint is whole: "
+            "make room, then the same command goes on"
+        ) from error
 
 
-def measure_and_select(name: str, model, dev: DevSet, recorder: Recorder, state: dict, run_dir: Path) -> None:
-    """Measure on dev; write best.keras if none before was better."""
-    figures, scores = dev.measure()
-    recorder.write(state["step"], figures)
-    log.info(
-        "%s: dev loss %.3f, BLEU %.2f, exact match %.1f %%",
-        name, figures["dev_loss"], scores.bleu, 100 * scores.exact_match,
-    )  # fmt: skip
-    worth = scores.bleu if dev.settings.training.select == "bleu" else -figures["dev_loss"]
-    state["measures_since_best"] += 1
-    if state["best"] is None or worth > state["best"]:
-        state.update(best=worth, best_step=state["step"], measures_since_best=0)
-        with whole(run_dir / "best.keras") as beside:
-            model.save(beside)
+class Trainer:
+    """A run from its last checkpoint to its end.
 
+    Attributes:
+        state: plain values that a checkpoint holds beside the variables: `step` counts updates, `batches` those taken
+            of the text; `best` is what the best model was worth on dev, at `best_step`, and `measures_since_best` how
+            many measures ago; `averaged_at` is the step at which the mean of checkpoints was tried; `skipped` counts
+            updates that were not finite; `text` is the text's fingerprint.
+    """
 
-def try_average(model, dev: DevSet, recorder: Recorder, state: dict, run_dir: Path, newest: int) -> None:
-    """Measure the mean of the newest checkpoints: is it the best model yet?"""
-    paths = checkpoint_files(run_dir / "checkpoints")[-newest:]
-    trained = [np.array(variable) for variable in model.trainable_variables]
-    for variable, mean in zip(model.variables, mean_of_checkpoints(paths, model.variables), strict=True):
-        if variable.trainable:  # the states of dropout's random numbers have no mean
-            variable.assign(mean)
-    measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}", model, dev, recorder, state, run_dir)
-    for variable, value in zip(model.trainable_variables, trained, strict=True):
-        variable.assign(value)
+    def __init__(self, settings: Settings, run_dir: Path, text: Text, strategy: tf.distribute.Strategy, total):
+        self.settings, self.run_dir, self.text, self.strategy, self.total = settings, run_dir, text, strategy, total
+        self.chief = worker_of(strategy)[0] == 0
+        training = settings.training
+        self.precision = fastest_precision() if training.precision == "auto" else training.precision
+        with strategy.scope():
+            self.model = make_model(settings.model, text.tokenizers, policy(self.precision))
+            if training.init_from and not checkpoint_files(run_dir / "checkpoints"):
+                new = carry_over(*load_run(Path(training.init_from)), self.model, text.tokenizers)
+                log.info("weights of %s; %d pieces are new", training.init_from, new)
+            freeze(self.model, training.frozen)
+            self.optimizer = make_optimizer(training, settings.model.d_model)
+            if self.precision == "mixed_float16":
+                self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
+            self.optimizer.build(self.model.trainable_variables)
+        self.variables = [*self.model.variables, *self.optimizer.variables]
+        first = {"step": 0, "batches": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None}
+        first |= {"skipped": 0, "text": text.fingerprint}
+        self.state = {**first, **(restore_newest(run_dir / "checkpoints", self.variables) or {})}
+        if self.state["text"] != text.fingerprint:
+            raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
+        spread_seeds(strategy, self.model.variables)
+        self.loss, self.gradient_norm = keras.metrics.Mean(), keras.metrics.Mean()
+        self.skipped = tf.Variable([self.state["skipped"], 0])
 
-
-def run_steps(model, optimizer, corpus, dev, variables, state, training, run_dir) -> int | None:
-    """The loop from state["step"] to the last update."""
-    train_loss = keras.metrics.Mean()
-    gradient_norm = keras.metrics.Mean()
-    parts = 1 if tf.config.get_visible_devices("GPU") else len(os.sched_getaffinity(0))
-    train_step = make_train_step(
-        model, optimizer, training.label_smoothing, train_loss, None, training.clip_norm, gradient_norm, parts
-    )
-    precision = fastest_precision() if training.precision == "auto" else training.precision
-    recorder = Recorder(run_dir, state["step"])
-    batches = token_batches(corpus, training.tokens_per_batch, training.seed, step=state["step"])
-    begin = time.perf_counter()
-    tokens = tf.Variable(0, dtype=tf.int64)
-    last = state["step"] >= training.max_steps or out_of_patience(state, training)
-    with StopSignal() as stop, Progress("train", training.max_steps, state["step"]) as progress:
-        for inp, tar in [] if last else batches:
-            with products(precision):
-                train_step(inp, tar)
-            tokens.assign_add(tf.math.count_nonzero(tar[:, 1:]))
-            step = state["step"] = state["step"] + 1
-            progress.advance(1)
-            last = step == training.max_steps
-            if step % training.log_every == 0 or last:
-                seconds = time.perf_counter() - begin
-                figures = {
-                    "loss": float(train_loss.result()),
-                    "learning_rate": float(optimizer.learning_rate),
-                    "gradient_norm": float(gradient_norm.result()),
-                    "tokens_per_second": int(tokens) / seconds,
-                }
-                recorder.write(step, figures)
-                progress.show(
-                    f"loss {figures['loss']:.3f}, learning rate {figures['learning_rate']:.2e}, "
-                    f"{figures['tokens_per_second']:,.0f} tokens/s"
-                )
-                train_loss.reset_state()
-                gradient_norm.reset_state()
-                tokens.assign(0)
-                begin = time.perf_counter()
-            paused = time.perf_counter()
-            if step % training.evaluate_every == 0 or last:
-                measure_and_select(f"step {step}", model, dev, recorder, state, run_dir)
-                if out_of_patience(state, training):
-                    log.info("no better one than step %d's in %d measures", state["best_step"], training.patience)
-                    last = True
-            if step % training.checkpoint_every == 0 or last or stop.received:
-                save_checkpoint(run_dir / "checkpoints", variables, state, training.keep_checkpoints)
-            begin += time.perf_counter() - paused  # the rate is that of training alone
-            if last or stop.received:
-                break
-    if stop.received:
+    def run(self) -> int | None:
+        """As `train`."""
+        training, state = self.settings.training, self.state
+        log.info(
+            "%s: %d weights, %d source and %d target pieces, step %d of %d, in %s on %s",
+            self.run_dir,
+            self.model.count_params(),
+            self.model.input_vocab_size,
+            self.model.target_vocab_size,
+            state["step"],
+            training.max_steps,
+            self.precision,
+            ", ".join(device.name.removeprefix("/device:") for device in tf.config.list_logical_devices()),
+        )
+        if self.ended() and (not training.average or state["averaged_at"] == state["step"]):
+            log.info("nothing left to do")
+            return None
+        if self.chief:
+            self.dev = DevSet(self.model, self.text, self.settings)
+            self.recorder = Recorder(self.run_dir, state["step"])
+        with StopSignal() as stop:
+            if not self.ended():
+                self.steps(stop)
+            if not stop.received and training.average and self.chief:
+                self.try_average()
+                state["averaged_at"] = state["step"]
+                self.save()
         return stop.received
-    if training.average:
-        try_average(model, dev, recorder, state, run_dir, training.average)
-        state["averaged_at"] = state["step"]
-        save_checkpoint(run_dir / "checkpoints", variables, state, training.keep_checkpoints)
-    return None
+
+    def ended(self) -> bool:
+        return self.state["step"] >= self.settings.training.max_steps or self.out_of_patience()
+
+    def out_of_patience(self) -> bool:
+        patience = self.settings.training.patience
+        return patience is not None and self.state["measures_since_best"] >= patience
+
+    def make_step(self, signature):
+        """A function of an iterator of batches that makes one update."""
+        training = self.settings.training
+        replicas = self.strategy.num_replicas_in_sync
+        on_gpu, cores = bool(tf.config.list_logical_devices("GPU")), len(os.sched_getaffinity(0))
+        options = {
+            "label_smoothing": training.label_smoothing,
+            "train_loss": self.loss,
+            "clip_norm": training.clip_norm,
+            "gradient_norm": self.gradient_norm,
+            "skipped": self.skipped,
+            # More, or smaller ones, would make the graph larger than they make the step faster.
+            "parts": 1 if on_gpu or replicas > 1 else max(1, min(4, cores, training.tokens_per_batch // 512)),
+            "signature": signature,
+        }
+        with self.strategy.scope():
+            if training.accumulate == 1:
+                train_step = make_train_step(self.model, self.optimizer, **options)
+                return lambda batches: train_step(*next(batches))
+            accumulated_step = make_accumulated_step(self.model, self.optimizer, **options)
+            return lambda batches: accumulated_step(itertools.islice(batches, training.accumulate))
+
+    def steps(self, stop: StopSignal) -> None:
+        """The updates from state["step"] on, until the last, or the one in which a signal came."""
+        training, state = self.settings.training, self.state
+
+        def make_batches(worker, workers, replicas):
+            return token_batches(
+                self.text.corpus, training.tokens_per_batch, training.seed, None, state["batches"], worker, workers,
+                replicas,
+            )  # fmt: skip
+
+        batches = distribute(self.strategy, make_batches)
+        step = self.make_step(batches.element_spec if self.strategy.num_replicas_in_sync > 1 else (IDS, IDS))
+        batches = iter(batches)
+        in_update = training.accumulate * self.strategy.num_replicas_in_sync
+        with Progress("train", training.max_steps, state["step"], shown=self.chief) as progress:
+            begin = time.perf_counter()
+            last = False
+            while not last:
+                with products(self.precision):
+                    step(batches)
+                state["step"] += 1
+                state["batches"] += in_update
+                progress.advance(1)
+                last = state["step"] == training.max_steps
+                if state["step"] % training.max_skipped == 0:
+                    self.check_finite()
+                if state["step"] % training.log_every == 0 or last:
+                    self.show(progress, time.perf_counter() - begin)
+                    begin = time.perf_counter()
+                paused = time.perf_counter()
+                if state["step"] % training.evaluate_every == 0 or last:
+                    if self.chief:
+                        self.measure_and_select(f"step {state['step']}")
+                    if self.total(self.chief and self.out_of_patience()):
+                        log.info("no better one than step %d's in %s measures", state["best_step"], training.patience)
+                        last = True
+                stopped = self.total(bool(stop.received))
+                if (state["step"] % training.checkpoint_every == 0 or last or stopped) and self.chief:
+                    self.save()
+                begin += time.perf_counter() - paused  # the rate is that of the updates alone
+                if stopped:
+                    stop.received = stop.received or signal.SIGTERM
+                    return
+
+    def save(self) -> None:
+        self.state["skipped"] = int(self.skipped[0])
+        keep = self.settings.training.keep_checkpoints
+        save_checkpoint(self.run_dir / "checkpoints", self.variables, self.state, keep)
+
+    def check_finite(self) -> None:
+        """Stop where every one of the last updates was skipped. The weights are those of the last that was not."""
+        in_a_row = int(self.skipped[1])
+        if in_a_row < self.settings.training.max_skipped:
+            return
+        raise DataError(
+            f"{self.run_dir}: loss or gradient was infinite or not a number {in_a_row} times in a row, up to update "
+            f"{self.state['step']}; the last checkpoint is from before. Try a lower training.learning_rate, more "
+            "training.warmup_steps, a training.clip_norm, or training.precision=float32"
+        )
+
+    def show(self, progress: Progress, seconds: float) -> None:
+        """Record and show the figures of the updates since the last time, which took so long."""
+        skipped = int(self.skipped[0])
+        figures = {
+            "loss": float(self.loss.result()),
+            "learning_rate": float(keras.ops.convert_to_numpy(self.optimizer.learning_rate)),
+            "gradient_norm": float(self.gradient_norm.result()),
+            "tokens_per_second": float(self.loss.count) / seconds,
+            **({"skipped": skipped} if skipped else {}),
+        }
+        self.loss.reset_state()
+        self.gradient_norm.reset_state()
+        if self.chief:
+            self.recorder.write(self.state["step"], figures)
+        progress.show(
+            f"loss {figures['loss']:.3f}, learning rate {figures['learning_rate']:.2e}, "
+            f"gradient {figures['gradient_norm']:.2f}, {figures['tokens_per_second']:,.0f} tokens/s"
+            + (f", {skipped} updates skipped" if skipped else "")
+        )
+
+    def measure_and_select(self, name: str) -> None:
+        """Measure on dev; write best.keras if none before was better."""
+        figures, scores, examples = self.dev.measure()
+        state = self.state
+        self.recorder.write(state["step"], figures)
+        self.recorder.write_translations(state["step"], examples)
+        log.info(
+            "%s: dev loss %.3f, BLEU %.2f, exact match %.1f %%",
+            name, figures["dev_loss"], scores.bleu, 100 * scores.exact_match,
+        )  # fmt: skip
+        worth = scores.bleu if self.settings.training.select == "bleu" else -figures["dev_loss"]
+        state["measures_since_best"] += 1
+        if math.isfinite(worth) and (state["best"] is None or worth > state["best"]):
+            state.update(best=worth, best_step=state["step"], measures_since_best=0)
+            with whole(self.run_dir / "best.keras") as beside:
+                self.dev.model.save(beside)
+
+    def try_average(self) -> None:
+        """Measure the mean of the newest checkpoints: is it the best model yet?"""
+        paths = checkpoint_files(self.run_dir / "checkpoints")[-self.settings.training.average :]
+        means = mean_of_checkpoints(paths, self.model.variables)
+        variables = [variable for variable in self.model.variables if variable.trainable]
+        trained = [variable.numpy() for variable in variables]
+        for variable, mean in zip(self.model.variables, means, strict=True):
+            if variable.trainable:  # the states of dropout's random numbers have no mean
+                variable.assign(mean)
+        self.measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}")
+        for variable, value in zip(variables, trained, strict=True):
+            variable.assign(value)

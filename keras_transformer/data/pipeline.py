@@ -100,7 +100,14 @@ def epoch_batches(corpus: Corpus, tokens_per_batch: int, seed: int, epoch: int) 
 
 
 def token_batches(
-    corpus: Corpus, tokens_per_batch: int, seed: int, epochs: int | None = None, step: int = 0
+    corpus: Corpus,
+    tokens_per_batch: int,
+    seed: int,
+    epochs: int | None = None,
+    step: int = 0,
+    worker: int = 0,
+    workers: int = 1,
+    replicas: int = 1,
 ) -> tf.data.Dataset:
     """Batches (inp, tar): source ids (batch, inp_len) and target ids (batch, tar_len), 0 = padding.
 
@@ -119,10 +126,15 @@ def token_batches(
         for epoch in itertools.count(first) if epochs is None else range(first, epochs):
             yield from epoch_batches(corpus, tokens_per_batch, seed, epoch)[done if epoch == first else 0 :]
 
+    def own():
+        for number, batch in enumerate(rows()):
+            if number // replicas % workers == worker:
+                yield batch
+
     def batch(rows):
         return tf.gather(corpus.source, rows).to_tensor(), tf.gather(corpus.target, rows).to_tensor()
 
-    dataset = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((None,), tf.int64))
+    dataset = tf.data.Dataset.from_generator(own, output_signature=tf.TensorSpec((None,), tf.int64))
     # Keras warns at the end of a data set that has not said how long it is.
     length = tf.data.INFINITE_CARDINALITY if epochs is None else max(0, epochs * in_epoch - step)
     return dataset.map(batch).prefetch(4).apply(tf.data.experimental.assert_cardinality(length))
