@@ -4,7 +4,7 @@ import difflib
 
 import numpy as np
 
-from keras_transformer.checkpoints import named
+from keras_transformer.checkpoints import without_numbers
 from keras_transformer.data.tokenizer import Tokenizers
 from keras_transformer.errors import UsageError
 from keras_transformer.model import Transformer
@@ -22,10 +22,12 @@ def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transforme
     Raises:
         UsageError: they are models of different sizes.
     """
-    variables, others = named(model.trainable_variables), named(base.trainable_variables)
+    variables, others = ({without_numbers(v.path): v for v in m.trainable_variables} for m in (model, base))
     if variables.keys() != others.keys():
         name = sorted(variables.keys() ^ others.keys())[0]
-        raise UsageError(f"training.init_from: the two models differ in {name.split(' ')[1]!r}: give it its settings")
+        raise UsageError(
+            f"training.init_from: only one of the two models has {name!r}: give it that run's model settings"
+        )
     new = 0
     for name, variable in variables.items():
         value, other = np.array(variable.numpy()), others[name].numpy()
@@ -33,7 +35,7 @@ def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transforme
         sizes, other_sizes = (np.delete(array.shape, [] if axis is None else axis) for array in (value, other))
         if sizes.tolist() != other_sizes.tolist():
             raise UsageError(
-                f"training.init_from: {name.split(' ')[1]} is {value.shape}, the other run's is {other.shape}: "
+                f"training.init_from: {name} is {value.shape}, the other run's is {other.shape}: "
                 "give it that run's model settings"
             )
         if axis is None:

@@ -20,9 +20,14 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.npz"))
 
 
+def without_numbers(path: str) -> str:
+    """A variable's path without the numbers that Keras gives to namesakes within a process."""
+    return re.sub(r"_[0-9]+(?=[/_]|$)", "", path)
+
+
 def named(variables: list) -> dict:
-    """The variables by place and path, without the numbers that Keras gives to namesakes within a process."""
-    paths = [re.sub(r"_[0-9]+(?=[/_]|$)", "", variable.path) for variable in variables]
+    """The variables by place and path."""
+    paths = [without_numbers(variable.path) for variable in variables]
     return {f"{i:04d} {path}": variable for i, (path, variable) in enumerate(zip(paths, variables, strict=True))}
 
 

@@ -70,12 +70,12 @@ def workers_present():
     """
     try:
         yield
-    except tf.errors.OpError as error:
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         if not os.environ.get("TF_CONFIG"):
             raise
         raise WorkerLost(
-            f"another worker of this job is gone or cannot be reached ({first_line(error)[:200]}); "
-            "start all of them again with the same command: they go on from the last checkpoint"
+            "another worker of this job is gone or cannot be reached; start all of them again with the same command: "
+            "they go on from the last checkpoint"
         ) from error
 
 

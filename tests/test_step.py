@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer import MaskedCrossEntropy, TokenAccuracy, Transformer, loss_function
+from keras_transformer import CustomSchedule, MaskedCrossEntropy, TokenAccuracy, Transformer, loss_function
 from keras_transformer.data.pipeline import teacher_forcing
-from keras_transformer.step import IDS, make_train_step, projected_loss
+from keras_transformer.step import IDS, make_accumulated_step, make_train_step, projected_loss
 
 
 def random_batch(seed, rows=4):
@@ -170,3 +170,45 @@ def test_a_loss_scale_is_halved_where_the_step_overflows_and_grows_after_good_on
     assert halved > 10
     np.testing.assert_array_equal(scales[:halved], 2.0 ** (39 - np.arange(halved)))
     assert scales[halved:] == [scales[halved - 1], 2 * scales[halved - 1], 2 * scales[halved - 1]]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_four_accumulated_batches_are_one_of_four_times_the_tokens(name):
+    """Of 3, 4, 5 and 6 rows with unlike padding, 20 updates: losses to 1e-5, and the weights too with SGD.
+
+    O5, https://github.com/huggingface/accelerate/issues/963: the schedule counts updates. After 10 of 4 batches
+    each the rate is that of update 10, by hand 16^-0.5 * 10 * 4000^-1.5, not of 40.
+    """
+    results = []
+    for accumulated in (True, False):
+        model, schedule = make_model(), CustomSchedule(16, 4000)
+        adam = keras.optimizers.Adam(schedule, 0.9, 0.98, 1e-9)
+        optimizer = keras.optimizers.SGD(0.1) if name == "sgd" else adam
+        make_step = make_accumulated_step if accumulated else make_train_step
+        step = make_step(model, optimizer, 0.1, clip_norm=1.0)
+        losses = []
+        for i in range(20):
+            batches = [random_batch(4 * i + j, rows=3 + j) for j in range(4)]
+            if accumulated:
+                losses.append(float(step(batches)))
+            else:
+                losses.append(float(step(*map(np.concatenate, zip(*batches, strict=True)))))
+            if i == 9 and name == "adam":
+                np.testing.assert_allclose(optimizer.learning_rate, 16**-0.5 * 10 * 4000**-1.5, rtol=1e-5)
+        results.append((losses, model.get_weights()))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-5)
+    for one, other in zip(results[0][1], results[1][1], strict=True):
+        if name == "sgd":
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_skipped_updates_are_counted_in_all_and_in_a_row():
+    model, skipped = make_model(), tf.Variable([0, 0])
+    step = make_train_step(model, keras.optimizers.SGD(0.1), skipped=skipped)
+    bias = np.array(model.final_layer.bias)
+    counts = []
+    for bad in (0, 1, 1, 0, 1):
+        model.final_layer.bias.assign(np.full(40, np.nan) if bad else bias)
+        step(*random_batch(0))
+        counts.append(skipped.numpy().tolist())
+    assert counts == [[0, 0], [1, 1], [2, 2], [2, 0], [3, 1]]

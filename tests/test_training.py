@@ -1,5 +1,6 @@
 """The step, the loop, its checkpoints: what is learnt, what is kept when the process is killed."""
 
+import errno
 import json
 import os
 import signal
@@ -179,6 +180,84 @@ def test_ctrl_c_ends_with_a_checkpoint(tmp_path, files, monkeypatch):
     assert training.train(small(files), tmp_path / "run") == signal.SIGINT
     assert (tmp_path / "run/checkpoints/step-00000005.npz").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_updates_that_are_not_finite_end_the_run(tmp_path, files, monkeypatch):
+    """From the fifth on every loss is NaN: after max_skipped of them it ends and says what to try.
+
+    The last checkpoint is from before; the same command, healed, goes on from it.
+    """
+    make_train_step = training.make_train_step
+
+    def broken(model, optimizer, **options):
+        step = make_train_step(model, optimizer, **options)
+        return lambda inp, tar: step(inp, tar) if int(optimizer.iterations) < 4 else step(inp, poisoned(model, tar))
+
+    def poisoned(model, tar):
+        model.encoder.enc_layers[0].layernorm1.gamma.assign(np.full(16, np.nan))
+        return tar
+
+    monkeypatch.setattr(training, "make_train_step", broken)
+    with pytest.raises(DataError, match=r"2 times in a row, up to update 6; .* Try a lower training.learning_rate"):
+        training.train(small(files, max_skipped=2, evaluate_every=12), tmp_path / "run")
+    assert [path.stem for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-00000003"]
+    monkeypatch.undo()
+    training.train(small(files, max_skipped=2, evaluate_every=12), tmp_path / "run")
+    losses = figures(tmp_path / "run")
+    assert list(losses) == list(range(1, 13)) and np.isfinite(list(losses.values())).all()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, files, monkeypatch):
+    """The second checkpoint finds no room: one line says so, the first is untouched, and with room the run goes on."""
+    savez, sizes = np.savez, []
+
+    def full(path, **arrays):
+        savez(path, **arrays)
+        sizes.append(path.stat().st_size)
+        if len(sizes) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(DataError, match="run: no space left on the disk"):
+        training.train(small(files), tmp_path / "run")
+    [path] = (tmp_path / "run/checkpoints").iterdir()
+    assert (path.name, path.stat().st_size) == ("step-00000003.npz", sizes[0])
+    training.train(small(files), tmp_path / "run")
+    assert list(figures(tmp_path / "run")) == list(range(1, 13))
+
+
+def test_init_from_begins_with_another_runs_model(tmp_path, files):
+    """With its tokenizer; frozen parts keep its weights, the rest moves."""
+    training.train(small(files), tmp_path / "base")
+    settings = small(files, init_from=str(tmp_path / "base"), frozen=["encoder"], average=0)
+    training.train(settings, tmp_path / "run")
+    for name in ("tokenizer/joint.model",):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "base" / name).read_bytes()
+    base, tuned = (keras.models.load_model(tmp_path / name / "best.keras", compile=False) for name in ("base", "run"))
+    for one, other in zip(base.trainable_variables, tuned.trainable_variables, strict=True):
+        same = np.array_equal(one, other)
+        assert same == ("/encoder/" in one.path), one.path
+
+
+def test_accumulated_batches_count_as_one_update(tmp_path, files):
+    """Three updates of two batches: the schedule is at its third value, and the text six batches on."""
+    training.train(small(files, max_steps=3, accumulate=2, checkpoint_every=1), tmp_path / "run")
+    with np.load(tmp_path / "run/checkpoints/step-00000003.npz") as stored:
+        state = json.loads(str(stored["state.json"]))
+    assert (state["step"], state["batches"]) == (3, 6)
+    rates = figures(tmp_path / "run", "learning_rate")
+    np.testing.assert_allclose(rates[3], float(CustomSchedule(16, 20)(3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_and_its_model_is_float32(tmp_path, files, precision):
+    """X1, https://github.com/athena-team/athena/issues/77: every loss is finite, and it falls."""
+    settings = small(files, precision=precision, max_steps=40, log_every=10, evaluate_every=40, checkpoint_every=40)
+    training.train(settings, tmp_path / "run")
+    losses = list(figures(tmp_path / "run").values())
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    best = keras.models.load_model(tmp_path / "run/best.keras", compile=False)
+    assert best.dtype_policy.name == best.encoder.enc_layers[0].mha.wq.dtype_policy.name == "float32"
 
 
 def test_settings_that_would_make_it_another_run_are_refused(tmp_path, files):

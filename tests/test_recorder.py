@@ -1,0 +1,39 @@
+"""metrics.jsonl and TensorBoard: each step once, whenever the run was killed."""
+
+import json
+
+import tensorflow as tf
+
+from keras_transformer.recorder import Recorder
+
+
+def curves(run_dir):
+    """Step and value of every "loss" that TensorBoard would show."""
+    points = []
+    for path in (run_dir / "tensorboard" / "curves").glob("events*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            points += [(event.step, float(tf.make_ndarray(v.tensor))) for v in event.summary.value if v.tag == "loss"]
+    return points
+
+
+def test_what_came_after_the_last_checkpoint_is_dropped_everywhere(tmp_path):
+    """Steps 1, 2 and 3 and half a line; gone on from step 2, another 3: TensorBoard and the file have 3 but once."""
+    recorder = Recorder(tmp_path, 0)
+    for step in (1, 2, 3):
+        recorder.write(step, {"loss": 0.5 * step})
+    with recorder.path.open("a") as file:
+        file.write('{"step": 4, "lo')
+    Recorder(tmp_path, 2).write(3, {"loss": 8.0})
+    expected = [(1, 0.5), (2, 1.0), (3, 8.0)]
+    assert curves(tmp_path) == expected
+    records = [json.loads(line) for line in recorder.path.read_text().splitlines()]
+    assert [(record["step"], record["loss"]) for record in records] == expected
+
+
+def test_translations_are_a_table(tmp_path):
+    Recorder(tmp_path, 0).write_translations(5, [("a | b", "c", "d")])
+    [path] = (tmp_path / "tensorboard" / "translations").glob("events*")
+    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+    [text] = [tf.make_ndarray(value.tensor).item() for event in events for value in event.summary.value]
+    assert text.decode().splitlines()[-1] == "| a \\| b | c | d |"
