@@ -1,6 +1,5 @@
 """Training: the step, and the loop around it with measures on dev, checkpoints and resumption."""
 
-import hashlib
 import json
 import logging
 import os
@@ -16,7 +15,8 @@ import tensorflow as tf
 from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
 from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
 from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
-from keras_transformer.data.sources import Pairs, read_pairs
+from keras_transformer.data.shards import prepare_corpus
+from keras_transformer.data.sources import read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.evaluation import Scores, evaluate, make_bleu
@@ -102,7 +102,7 @@ def is_record(line: str, last_step: int) -> bool:
 class DevSet:
     """Measures a model on the dev text: loss and accuracy by teacher forcing, BLEU and exact match by translating."""
 
-    def __init__(self, model: Transformer, tokenizers: Tokenizers, pairs: Pairs, corpus: Corpus, settings: Settings):
+    def __init__(self, model: Transformer, tokenizers: Tokenizers, pairs: list, corpus: Corpus, settings: Settings):
         self.loss, self.accuracy = keras.metrics.Mean(), TokenAccuracy()
         self.step = make_evaluate_step(model, self.loss, self.accuracy)
         self.translator = Translator(TranslatorModule(model, tokenizers, settings.decoding), settings.decoding)
@@ -155,7 +155,8 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     begun = (run_dir / "settings.yaml").exists()
     if begun:
         check_same_run(settings, run_dir)
-    elif run_dir.exists() and any(not path.name.startswith(".") for path in run_dir.iterdir()):
+    # A run that was stopped while it tokenised has a corpus and no more.
+    elif run_dir.exists() and any(path.name != "corpus" and path.name[0] != "." for path in run_dir.iterdir()):
         raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
     make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
     training = settings.training
@@ -169,13 +170,12 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     else:
         tokenizers = train_tokenizers(train_pairs, settings.data.vocab_size, settings.data.joint_vocabulary)
     tables = (settings.model.pe_input, settings.model.pe_target)
-    corpus = encode_pairs(train_pairs, tokenizers, *tables, "train")
     dev_corpus = encode_pairs(dev_pairs, tokenizers, *tables, "dev")
     model = make_model(settings.model, tokenizers)
     optimizer = make_optimizer(training, settings.model.d_model)
     optimizer.build(model.trainable_variables)
     variables = [*model.variables, *optimizer.variables]
-    text = hashlib.sha256(repr((train_pairs, dev_pairs)).encode("utf-8", "surrogatepass")).hexdigest()
+    text = f"{train_pairs.fingerprint} {dev_pairs.fingerprint}"
     begin = {"step": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None, "text": text}
     state = {**begin, **(restore_newest(run_dir / "checkpoints", variables) or {})}
     if state["text"] != text:
@@ -194,7 +194,8 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     if ended and (not training.average or state["averaged_at"] == state["step"]):
         log.info("nothing left to do")
         return None
-    dev = DevSet(model, tokenizers, dev_pairs, dev_corpus, settings)
+    corpus = prepare_corpus(train_pairs, tokenizers, *tables, "train", run_dir / "corpus", settings.data)
+    dev = DevSet(model, tokenizers, list(dev_pairs), dev_corpus, settings)
     with whole(run_dir / "settings.yaml") as beside:
         beside.write_text(settings_yaml(settings), encoding="utf-8")
     if not (run_dir / "tokenizer").exists():
