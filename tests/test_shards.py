@@ -99,6 +99,7 @@ def test_filters(text, caplog, settings, kept, left_out):
         corpus = prepare(text, **settings)
     assert texts(corpus) == [PAIRS[i] for i in kept]
     meta = json.loads((text.parent / "corpus/meta.json").read_text())
+    assert meta["pairs"] == len(kept)
     assert meta["left_out"] == {"with a blank side": 1, "too long": 0, **left_out}
     for reason, count in meta["left_out"].items():
         assert f"{count} {reason}" in caplog.messages[-1]
@@ -206,10 +207,10 @@ def test_nothing_is_left_of_no_corpus(tmp_path):
 
 def test_files_of_others_are_left_alone(text):
     (text.parent / "corpus").mkdir()
-    (text.parent / "corpus" / "europarl.en").write_text("years of work")
-    with pytest.raises(DataError, match="corpus is for the tokenised text, and holds something else: europarl.en$"):
+    (text.parent / "corpus" / "source.en").write_text("years of work")
+    with pytest.raises(DataError, match="corpus is for the tokenised text, and holds something else: source.en$"):
         prepare(text)
-    assert os.listdir(text.parent / "corpus") == ["europarl.en"]
+    assert os.listdir(text.parent / "corpus") == ["source.en"]
 
 
 def test_text_is_kept_for_subword_dropout(text):

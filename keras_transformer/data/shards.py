@@ -31,6 +31,7 @@ from keras_transformer.files import whole
 from keras_transformer.progress import Progress
 
 FORMAT = 1  # of the folder; one of another number is made anew
+PARTS = ("source.ids", "target.ids", "source.text", "target.text")  # the texts for subword dropout alone
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +69,8 @@ def prepare_corpus(
             beside.mkdir()
             left_out = write_corpus(beside, types, pairs, tokenizers, pe_input, pe_target, name, settings)
             sizes = {path.name: path.stat().st_size for path in sorted(beside.iterdir())}
-            meta = {"made_of": made_of, "left_out": left_out, "bytes": sizes}
+            size = sizes[offsets_file("source.ids")] // 8 - 1
+            meta = {"made_of": made_of, "pairs": size, "left_out": left_out, "bytes": sizes}
             (beside / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
             if folder.exists():
                 shutil.rmtree(folder)
@@ -80,6 +82,10 @@ def prepare_corpus(
     corpus = Corpus(rows["source.ids"], rows["target.ids"], subwords)
     log_corpus(name, corpus, Counter(meta["left_out"]))
     return corpus
+
+
+def offsets_file(part: str) -> str:
+    return f"{part}.offsets"
 
 
 def id_type(tokenizer: Tokenizer) -> type:
@@ -94,9 +100,9 @@ def stored(folder: Path) -> dict | None:
     """
     if not folder.exists():
         return None
-    others = [path.name for path in folder.iterdir() if not path.name.startswith(("meta.", "source.", "target."))]
+    others = {path.name for path in folder.iterdir()} - {"meta.json", *PARTS, *map(offsets_file, PARTS)}
     if others:
-        raise DataError(f"{folder} is for the tokenised text, and holds something else: {others[0]}")
+        raise DataError(f"{folder} is for the tokenised text, and holds something else: {min(others)}")
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         for file, size in meta["bytes"].items():
@@ -110,7 +116,7 @@ def stored(folder: Path) -> dict | None:
 
 def map_rows(path: Path, number_type: type) -> Rows:
     """Rows that are read from their files where they are needed."""
-    offsets = path.with_name(f"{path.name}.offsets")
+    offsets = path.with_name(offsets_file(path.name))
     return Rows(*(np.asarray(np.memmap(*file, mode="r")) for file in ((path, number_type), (offsets, np.int64))))
 
 
@@ -150,7 +156,7 @@ def write_corpus(
     if not any(map(len, lengths["source.ids"])):
         raise nothing_left(name, left_out, pe_input, pe_target)
     for part, of_chunks in lengths.items():
-        offsets_of(of_chunks).tofile(folder / f"{part}.offsets")
+        offsets_of(of_chunks).tofile(folder / offsets_file(part))
     return left_out
 
 
