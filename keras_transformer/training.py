@@ -194,8 +194,8 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     if ended and (not training.average or state["averaged_at"] == state["step"]):
         log.info("nothing left to do")
         return None
-    corpus = prepare_corpus(train_pairs, tokenizers, *tables, "train", run_dir / "corpus", settings.data)
     dev = DevSet(model, tokenizers, list(dev_pairs), dev_corpus, settings)
+    corpus = prepare_corpus(train_pairs, tokenizers, *tables, "train", run_dir / "corpus", settings.data)
     with whole(run_dir / "settings.yaml") as beside:
         beside.write_text(settings_yaml(settings), encoding="utf-8")
     if not (run_dir / "tokenizer").exists():

@@ -216,7 +216,7 @@ def test_other_text_is_refused_and_the_corpus_stays(tmp_path, files, monkeypatch
     """A run that was stopped when the corpus was just there goes on, on that corpus; with other text it does not."""
     run_dir = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(training, "DevSet", lambda *given: sys.exit())
+        patched.setattr(training, "settings_yaml", lambda settings: sys.exit())
         with pytest.raises(SystemExit):
             training.train(small(files, max_steps=3), run_dir)
     [corpus] = run_dir.iterdir()

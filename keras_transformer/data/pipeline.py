@@ -244,8 +244,8 @@ def token_batches(
     """Batches (inp, tar): source ids (batch, inp_len) and target ids (batch, tar_len), 0 = padding.
 
     Several workers share one sequence of batches: each takes the next `replicas` of it in turn. With subword dropout, a
-    batch is planned by the usual segmentation, and so holds more than `tokens_per_batch`: with 0.1, on captions, twice as
-    many positions, of which two thirds are tokens.
+    batch is planned by the usual segmentation, and so holds more than `tokens_per_batch`: with 0.1, on captions, twice
+    as many positions, of which two thirds are tokens.
 
     Args:
         corpus: the encoded pairs.
