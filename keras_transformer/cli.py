@@ -102,7 +102,8 @@ def train(
 
     [bold]keras-transformer train my.yaml --set 'data.train=\\[a.en.gz, a.de.gz]' --run-dir runs/a[/bold]
 
-    The run folder holds settings.yaml, tokenizer/, checkpoints/, best.keras, metrics.jsonl and TensorBoard curves.
+    The run folder holds settings.yaml, tokenizer/, corpus/, checkpoints/, best.keras, metrics.jsonl and TensorBoard
+    curves.
     """
     settings = load_settings(config, changes or [])
     if run_dir is None:

@@ -54,6 +54,14 @@ class DataSettings(Strict):
     )
     vocab_size: Count = Field(8000, description="most subword pieces (of each side, if not joint)")
     joint_vocabulary: bool = Field(True, description="one vocabulary for both sides, or one each")
+    max_length: Count | None = Field(None, description="longest side in tokens to train on; null: the position tables'")
+    max_ratio: float | None = Field(
+        None, ge=1, description="most tokens of a side to train on, in times the other's; null: any"
+    )
+    drop_duplicates: bool = Field(False, description="of pairs that are the same, train on the first alone")
+    subword_dropout: Share = Field(
+        0.0, description="share of subword merges left out at random in training (BPE-dropout: 0.1)"
+    )
 
 
 class TrainingSettings(Strict):

@@ -41,16 +41,17 @@ def records(file: Iterable[bytes]) -> Iterator[bytes]:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 file, plain or .gz, in Unicode NFC.
+def read_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or .gz, in Unicode NFC, one after the other, however many.
 
     Raises:
         DataError: the file is missing, empty, damaged, or a line of it is not UTF-8.
     """
-    lines = [decode_line(line, path, number) for number, line in enumerate(open_lines(path), 1)]
-    if not lines:
+    number = 0
+    for number, line in enumerate(open_lines(path), 1):
+        yield decode_line(line, path, number)
+    if not number:
         raise DataError(f"{path}: the file is empty")
-    return lines
 
 
 def decode_line(line: bytes, path: str | Path, number: int) -> str:
@@ -73,9 +74,10 @@ def sync(path: str | Path) -> None:
 def whole(path: str | Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder at; it takes the place of `path` when the block ends well.
 
-    The name keeps the suffix (Keras goes by it). Left by an error, nothing of it stays.
+    The name keeps the suffix (Keras goes by it). Left by an error, nothing of it stays, nor the folders made for it.
     """
     path = Path(path)
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}.unfinished-"
     for left in path.parent.glob(f"{glob.escape(prefix)}*"):  # by a process that was killed
@@ -87,5 +89,10 @@ def whole(path: str | Path) -> Iterator[Path]:
             sync(written)
         os.replace(beside / path.name, path)
         sync(path.parent)
-    finally:
+    except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others have written there
+            for parent in made:
+                parent.rmdir()
+        raise
+    shutil.rmtree(beside, ignore_errors=True)

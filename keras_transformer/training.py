@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import logging
 import math
@@ -21,6 +20,7 @@ from keras_transformer.adapting import carry_over, freeze
 from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
 from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
 from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
+from keras_transformer.data.shards import prepare_corpus
 from keras_transformer.data.sources import Pairs, read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
 from keras_transformer.distribution import (
@@ -89,8 +89,8 @@ class Text(NamedTuple):
     """What a run trains and measures on. `fingerprint` tells it from other text."""
 
     tokenizers: Tokenizers
-    corpus: Corpus
-    dev_pairs: Pairs
+    train_pairs: Pairs
+    dev_pairs: list[tuple[str, str]]
     dev_corpus: Corpus
     fingerprint: str
 
@@ -167,10 +167,9 @@ def read_text(settings: Settings, run_dir: Path) -> Text:
     else:
         tokenizers = train_tokenizers(train_pairs, settings.data.vocab_size, settings.data.joint_vocabulary)
     tables = (settings.model.pe_input, settings.model.pe_target)
-    corpus = encode_pairs(train_pairs, tokenizers, *tables, "train")
     dev_corpus = encode_pairs(dev_pairs, tokenizers, *tables, "dev")
-    text = hashlib.sha256(repr((train_pairs, dev_pairs)).encode("utf-8", "surrogatepass")).hexdigest()
-    return Text(tokenizers, corpus, dev_pairs, dev_corpus, text)
+    fingerprint = f"{train_pairs.fingerprint} {dev_pairs.fingerprint}"
+    return Text(tokenizers, train_pairs, list(dev_pairs), dev_corpus, fingerprint)
 
 
 def train(settings: Settings, run_dir: str | Path) -> int | None:
@@ -189,27 +188,14 @@ def train(settings: Settings, run_dir: str | Path) -> int | None:
     # Keras draws the seeds of its initializers and of its dropout from here. `keras.utils.set_random_seed` would do so
     # too, but it destroys the resources of every tensorflow-text tokenizer of the process.
     random.seed(settings.training.seed)
-    total = make_total(strategy)
-    chief = worker_of(strategy)[0] == 0
     with workers_present(), space_left(run_dir):
-        text = begin(settings, run_dir) if chief else None
-        total(0)  # until then, the others wait for the tokenizer
-        return Trainer(settings, run_dir, text or read_text(settings, run_dir), strategy, total).run()
-
-
-def begin(settings: Settings, run_dir: Path) -> Text:
-    """Check everything, then write what the run folder begins with."""
-    if (run_dir / "settings.yaml").exists():
-        check_same_run(settings, run_dir)
-    elif run_dir.exists() and any(not path.name.startswith(".") for path in run_dir.iterdir()):
-        raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
-    make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
-    text = read_text(settings, run_dir)
-    with whole(run_dir / "settings.yaml") as beside:
-        beside.write_text(settings_yaml(settings), encoding="utf-8")
-    if not (run_dir / "tokenizer").exists():
-        text.tokenizers.save(run_dir / "tokenizer")
-    return text
+        if (run_dir / "settings.yaml").exists():
+            check_same_run(settings, run_dir)
+        # A run that was stopped while it tokenised has a corpus and no more.
+        elif run_dir.exists() and any(path.name != "corpus" and path.name[0] != "." for path in run_dir.iterdir()):
+            raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
+        make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
+        return Trainer(settings, run_dir, read_text(settings, run_dir), strategy).run()
 
 
 @contextlib.contextmanager
@@ -241,8 +227,9 @@ class Trainer:
             updates that were not finite; `text` is the text's fingerprint.
     """
 
-    def __init__(self, settings: Settings, run_dir: Path, text: Text, strategy: tf.distribute.Strategy, total):
-        self.settings, self.run_dir, self.text, self.strategy, self.total = settings, run_dir, text, strategy, total
+    def __init__(self, settings: Settings, run_dir: Path, text: Text, strategy: tf.distribute.Strategy):
+        self.settings, self.run_dir, self.text, self.strategy = settings, run_dir, text, strategy
+        self.total = make_total(strategy)
         self.chief = worker_of(strategy)[0] == 0
         training = settings.training
         self.precision = fastest_precision() if training.precision == "auto" else training.precision
@@ -285,7 +272,14 @@ class Trainer:
             return None
         if self.chief:
             self.dev = DevSet(self.model, self.text, self.settings)
+            corpus = self.prepare_corpus()
+            with whole(self.run_dir / "settings.yaml") as beside:
+                beside.write_text(settings_yaml(self.settings), encoding="utf-8")
+            if not (self.run_dir / "tokenizer").exists():
+                self.text.tokenizers.save(self.run_dir / "tokenizer")
             self.recorder = Recorder(self.run_dir, state["step"])
+        self.total(0)  # until here the others wait for the corpus
+        self.corpus = corpus if self.chief else self.prepare_corpus()
         with StopSignal() as stop:
             if not self.ended():
                 self.steps(stop)
@@ -294,6 +288,11 @@ class Trainer:
                 state["averaged_at"] = state["step"]
                 self.save()
         return stop.received
+
+    def prepare_corpus(self) -> Corpus:
+        tables = (self.settings.model.pe_input, self.settings.model.pe_target)
+        text, folder = self.text, self.run_dir / "corpus"
+        return prepare_corpus(text.train_pairs, text.tokenizers, *tables, "train", folder, self.settings.data)
 
     def ended(self) -> bool:
         return self.state["step"] >= self.settings.training.max_steps or self.out_of_patience()
@@ -330,7 +329,7 @@ class Trainer:
 
         def make_batches(worker, workers, replicas):
             return token_batches(
-                self.text.corpus, training.tokens_per_batch, training.seed, None, state["batches"], worker, workers,
+                self.corpus, training.tokens_per_batch, training.seed, None, state["batches"], worker, workers,
                 replicas,
             )  # fmt: skip
 

@@ -382,7 +382,7 @@ def test_the_whole_run_again_says_that_nothing_is_left(run, command, monkeypatch
     monkeypatch.chdir(run.parent.parent)
     code, _, err = command("train", "small.yaml")
     assert code == 0 and "nothing left to do" in err
-    assert read_lines(run / "settings.yaml")
+    assert list(read_lines(run / "settings.yaml"))
 
 
 def test_scripts_are_the_same_command(folder):

@@ -113,5 +113,5 @@ def test_references_from_windows_score_the_same(tmp_path):
     (tmp_path / "unix").write_bytes("".join(f"{line}\n" for line in LINES).encode())
     (tmp_path / "windows").write_bytes("".join(f"{line}\r\n" for line in LINES).encode())
     hypotheses = [line.replace("a ", "one ") for line in LINES]
-    unix, windows = (evaluate(hypotheses, read_lines(tmp_path / name), "en") for name in ("unix", "windows"))
+    unix, windows = (evaluate(hypotheses, list(read_lines(tmp_path / name)), "en") for name in ("unix", "windows"))
     assert windows == unix and 0 < unix.bleu < 100

@@ -33,7 +33,7 @@ def write(path, data):
 def test_a_line_ends_at_its_newline(tmp_path, name, data, lines):
     """C1, https://github.com/tensorflow/tensor2tensor/issues/376: no line too many after the last newline, and blank
     lines at the end count."""
-    assert read_lines(write(tmp_path / name, data)) == lines
+    assert list(read_lines(write(tmp_path / name, data))) == lines
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_a_line_ends_at_its_newline(tmp_path, name, data, lines):
 def test_carriage_returns_do_not_shift_lines(tmp_path, data, lines):
     """C5, https://github.com/mjpost/sacrebleu/pull/24, https://github.com/tensorflow/tensor2tensor/issues/1395: only
     "\\n" and "\\r\\n" end a line, not what `str.splitlines` takes for an end."""
-    assert read_lines(write(tmp_path / "text", data)) == lines
+    assert list(read_lines(write(tmp_path / "text", data))) == lines
 
 
 def test_windows_file_gives_the_same_lines(tmp_path):
     """C5: with byte order mark and "\\r\\n", as a Windows editor saves it."""
     unix = write(tmp_path / "unix", "Ação\n\n世界 \n".encode())
     windows = write(tmp_path / "windows", "\ufeffAção\r\n\r\n世界 \r\n".encode())
-    assert read_lines(windows) == read_lines(unix) == ["Ação", "", "世界 "]
+    assert list(read_lines(windows)) == list(read_lines(unix)) == ["Ação", "", "世界 "]
 
 
 def test_lines_are_composed(tmp_path):
@@ -64,7 +64,7 @@ def test_lines_are_composed(tmp_path):
     is lost."""
     text = "hacía Ação É ñ ß"
     path = write(tmp_path / "text", f"{text}\n{unicodedata.normalize('NFD', text)}\n".encode())
-    assert read_lines(path) == [text, text]
+    assert list(read_lines(path)) == [text, text]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,20 +72,20 @@ def test_lines_are_composed(tmp_path):
 def test_empty_file(tmp_path, name, data):
     path = write(tmp_path / name, data)
     with pytest.raises(DataError, match=f"^{re.escape(str(path))}: the file is empty$"):
-        read_lines(path)
+        list(read_lines(path))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_missing_file(tmp_path, name):
     with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path / name))}: No such file or directory$"):
-        read_lines(tmp_path / name)
+        list(read_lines(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bad_utf8_names_line_and_byte(tmp_path, name):
     path = write(tmp_path / name, b"a\nb\nc\xe9 d\ne\n")
     with pytest.raises(DataError, match=f"^{re.escape(str(path))}, line 3: not UTF-8 \\(byte 0xe9\\)$"):
-        read_lines(path)
+        list(read_lines(path))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_damaged_gz(tmp_path, damage):
     path = tmp_path / "text.gz"
     path.write_bytes(damage(gzip.compress(b"some text\n" * 100)))
     with pytest.raises(DataError, match=re.escape(str(path))):
-        read_lines(path)
+        list(read_lines(path))
 
 
 def write_file(path, text):
@@ -133,6 +133,17 @@ def test_whole_leaves_the_old_as_it_was_on_an_error(tmp_path, write, error):
         raise error
     assert read_back(path) == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("others", [[], ["b"]])
+def test_whole_leaves_no_folders_after_an_error(tmp_path, others):
+    """Those that were made for it go too, unless somebody has written there."""
+    with pytest.raises(ValueError), whole(tmp_path / "new" / "inner" / "a.txt") as beside:
+        write_file(beside, "half of the n")
+        for name in others:
+            (tmp_path / "new" / name).touch()
+        raise ValueError
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == (["new", "new/b"] if others else [])
 
 
 def test_whole_replaces_the_old_file(tmp_path):

@@ -1,7 +1,9 @@
 """Sentence pairs from text files, TSV and TensorFlow Datasets; what is wrong with them is found at once and named."""
 
 import gzip
+import os
 import re
+import threading
 import unicodedata
 
 import pytest
@@ -32,23 +34,47 @@ def write(tmp_path):
 def test_text_pairs(write, suffix):
     """Blank lines stay where they are: line n translates line n."""
     paths = [write(f"{side}{suffix}", [pair[side] for pair in PAIRS]) for side in (0, 1)]
-    assert text_pairs(*paths) == PAIRS
-    assert read_pairs(tuple(map(str, paths)), "train", DataSettings()) == PAIRS
+    assert list(text_pairs(*paths)) == PAIRS
+    assert list(read_pairs(tuple(map(str, paths)), "train", DataSettings())) == PAIRS
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_tsv_pairs(write, suffix):
     path = write(f"all.tsv{suffix}", ["\t".join(pair) for pair in PAIRS])
-    assert tsv_pairs(path) == PAIRS
-    assert tsv_pairs(path, (2, 1)) == [pair[::-1] for pair in PAIRS]
-    assert read_pairs(str(path), "dev", DataSettings()) == PAIRS
+    assert list(tsv_pairs(path)) == PAIRS
+    assert list(tsv_pairs(path, (2, 1))) == [pair[::-1] for pair in PAIRS]
+    assert list(read_pairs(str(path), "dev", DataSettings())) == PAIRS
+
+
+def test_pairs_are_read_anew(write):
+    """Each time from the first; the fingerprint is that of the text, not of the files it is in."""
+    path = write("all.tsv", ["a\tb", "c\td"])
+    pairs = tsv_pairs(path)
+    assert list(pairs) == list(pairs) == [("a", "b"), ("c", "d")] and len(pairs) == 2
+    assert next(iter(pairs)) == ("a", "b")
+    same = text_pairs(write("source.gz", ["a", "c"]), write("target", b"b\r\nd"))
+    assert same.fingerprint == pairs.fingerprint
+    assert len({tsv_pairs(path, columns).fingerprint for columns in ((1, 2), (2, 1))} | {pairs.fingerprint}) == 2
+    path.write_text("a\tb\nc\te\n")
+    assert list(pairs)[1] == ("c", "e") and tsv_pairs(path).fingerprint != pairs.fingerprint
+
+
+def test_pairs_of_pipes(tmp_path, write):
+    """`evaluate RUN <(zcat a.gz) <(zcat b.gz)`: a pipe is read once and kept."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"a\nc\n",))
+    writer.start()
+    pairs = text_pairs(pipe, write("target", ["b", "d"]))
+    writer.join()
+    assert list(pairs) == list(pairs) == [("a", "b"), ("c", "d")]
 
 
 def test_tsv_columns(write):
     """Any two of them, in any order; more than these may be there, here and there."""
     path = write("all.tsv", ["17\tolá\t\thello\textra", "18\tsim\t\tyes"])
-    assert tsv_pairs(path, (2, 4)) == [("olá", "hello"), ("sim", "yes")]
-    assert read_pairs(str(path), "train", DataSettings(columns=(4, 1))) == [("hello", "17"), ("yes", "18")]
+    assert list(tsv_pairs(path, (2, 4))) == [("olá", "hello"), ("sim", "yes")]
+    assert list(read_pairs(str(path), "train", DataSettings(columns=(4, 1)))) == [("hello", "17"), ("yes", "18")]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +100,7 @@ def test_sides_of_different_length(write):
 
 def test_carriage_returns_keep_the_sides_together(write):
     """C5, https://github.com/tensorflow/tensor2tensor/issues/1395: a stray "\\r" on one side, "\\r\\n" on the other."""
-    assert text_pairs(write("a", b"a\rb\nc\n"), write("b", b"A B\r\nC\r\n")) == [("a\rb", "A B"), ("c", "C")]
+    assert list(text_pairs(write("a", b"a\rb\nc\n"), write("b", b"A B\r\nC\r\n"))) == [("a\rb", "A B"), ("c", "C")]
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
@@ -101,7 +127,7 @@ def test_unreadable_files(tmp_path, write, name, data, message):
 
 def test_phrasebook_as_a_source():
     """The parts are the corpus's own, and a language may have a hyphen."""
-    assert read_pairs("phrasebook:de-pt-BR", "dev", DataSettings()) == phrasebook("de", "pt-BR")["dev"]
+    assert list(read_pairs("phrasebook:de-pt-BR", "dev", DataSettings())) == phrasebook("de", "pt-BR")["dev"]
 
 
 @pytest.mark.parametrize("source", ["phrasebook:en-klingon", "phrasebook:en", "phrasebook", "phrasebook:de-de"])
@@ -157,16 +183,16 @@ def lay_out(root, name, features):
 def test_tfds_pairs(data_dir, name):
     """In NFC, a line each: a newline inside a text is a space."""
     pairs = [("Ação, É", "Action, here"), ("pão", "bread"), ("", "nothing")]
-    assert tfds_pairs(name, "train", "pt", "en", data_dir, download=False) == pairs
-    assert tfds_pairs(name, "validation", "en", "pt", data_dir, download=False) == [("bread", "pão")]
-    assert tfds_pairs(name, "train[1:2]", "pt", "en", data_dir, download=False) == pairs[1:2]
+    assert list(tfds_pairs(name, "train", "pt", "en", data_dir, download=False)) == pairs
+    assert list(tfds_pairs(name, "validation", "en", "pt", data_dir, download=False)) == [("bread", "pão")]
+    assert list(tfds_pairs(name, "train[1:2]", "pt", "en", data_dir, download=False)) == pairs[1:2]
 
 
 def test_tfds_as_a_source(data_dir):
     """Dev is the data set's "validation"."""
     settings = DataSettings(source_language="pt", target_language="en", data_dir=data_dir)
     assert len(read_pairs("tfds:our_letters/pt_en", "train", settings)) == 3
-    assert read_pairs("tfds:ted_hrlr_translate/pt_to_en", "dev", settings) == [("pão", "bread")]
+    assert list(read_pairs("tfds:ted_hrlr_translate/pt_to_en", "dev", settings)) == [("pão", "bread")]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from functools import cache
 
+import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
@@ -123,6 +124,26 @@ def test_files_of_joint_and_separate(tmp_path):
 
 def test_same_bytes_each_time():
     assert train_sentencepiece(PLAIN * 4, 400) == plain_model()
+
+
+def test_large_text_is_sampled(monkeypatch):
+    """Of 1,000 lines, 200: the same each time, from all over the text, and so fewer letters than all have."""
+    lines = [f"word {chr(0x4E00 + number)}" for number in range(1000)]
+    monkeypatch.setattr("keras_transformer.data.tokenizer.MOST_LINES", 200)
+    model = train_sentencepiece(lines, 2000)
+    assert train_sentencepiece(lines, 2000) == model
+    letters = [ord(piece) - 0x4E00 for piece in Tokenizer(model).pieces if len(piece) == 1 and ord(piece) >= 0x4E00]
+    assert len(letters) == 200 and min(letters) < 200 and max(letters) >= 800
+
+
+def test_dropout(tokenizer):
+    """With the probability 1 no letters are merged; with 0.5, it is another split each time, of the same text."""
+    usual, letters = tokenizer.encode(tf.constant(["The fox"])), Tokenizer(plain_model(), 1.0)
+    ids = letters.encode(tf.constant(["The fox"]))
+    assert [tokenizer.pieces[i] for i in ids.to_list()[0]] == [*"▁The▁fox", "</s>"]
+    half = Tokenizer(plain_model(), 0.5).encode(tf.constant(["The fox"] * 50))
+    assert set(tokenizer.decode(half).numpy()) == {b"The fox"} and len({tuple(row) for row in half.to_list()}) > 5
+    assert usual.row_lengths() < np.mean(half.row_lengths()) < 9
 
 
 def test_letter_seen_only_at_the_beginning_of_words():
@@ -276,7 +297,7 @@ print(locale.getencoding(), ascii(settings_yaml(load_settings(folder / "my.yaml"
     encoding, settings = printed.strip().split(" ", 1)
     assert encoding == "ANSI_X3.4-1968" or encoding.lower() in ("ascii", "us-ascii")
     assert settings.startswith(ascii("  train: ação.tsv")[:-1])
-    assert text_pairs(tmp_path / "0.txt", tmp_path / "1.txt") == pairs
+    assert list(text_pairs(tmp_path / "0.txt", tmp_path / "1.txt")) == pairs
     here = train_tokenizers(pairs, 100, True)
     assert (tmp_path / "tokenizer" / "joint.model").read_bytes() == here.source.model
     texts = [text for pair in pairs for text in pair]

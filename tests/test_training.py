@@ -57,7 +57,7 @@ def test_a_run_folder_holds_all_that_the_run_is(tmp_path, files):
     run_dir = tmp_path / "run"
     assert training.train(small(files), run_dir) is None
     assert {path.name for path in run_dir.iterdir()} == {
-        "settings.yaml", "tokenizer", "checkpoints", "best.keras", "metrics.jsonl", "tensorboard",
+        "settings.yaml", "tokenizer", "corpus", "checkpoints", "best.keras", "metrics.jsonl", "tensorboard",
     }  # fmt: skip
     assert list(figures(run_dir)) == list(range(1, 13))
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -281,6 +281,30 @@ def test_bad_text_is_refused_before_anything_is_written(tmp_path, files):
     with pytest.raises(DataError, match=r"letters has 24 lines, .*digits has 4"):
         training.train(small(files), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_no_pair_short_enough_leaves_nothing(tmp_path, files):
+    settings = small(files)
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"max_length": 2})})
+    with pytest.raises(DataError, match="train: none of the 24 pairs is left: .* 24 over max_length"):
+        training.train(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_text_is_refused_and_the_corpus_stays(tmp_path, files, monkeypatch):
+    """A run that was stopped when the corpus was just there goes on, on that corpus; with other text it does not."""
+    run_dir = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "settings_yaml", lambda settings: sys.exit())
+        with pytest.raises(SystemExit):
+            training.train(small(files, max_steps=3), run_dir)
+    [corpus] = run_dir.iterdir()
+    before = corpus.stat().st_ino, sorted(corpus.iterdir())
+    training.train(small(files, max_steps=3), run_dir)
+    (tmp_path / "digits").write_text("1 2 3\n" * 24)
+    with pytest.raises(DataError, match="text is no longer the one that the run was begun with"):
+        training.train(small(files, max_steps=4), run_dir)
+    assert (corpus.stat().st_ino, sorted(corpus.iterdir())) == before
 
 
 @pytest.mark.slow

@@ -9,14 +9,19 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text as tf_text
 
+from keras_transformer.data.sources import Pairs
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.quiet import quiet_stderr
 
+MOST_LINES = 1_000_000  # that a model is trained on: some hundred bytes of memory each
+
 
 def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> bytes:
     """A BPE model of at most `vocab_size` pieces in which every character of `lines` has a piece.
+
+    Of more than `MOST_LINES` lines it sees a random sample, of that many and the same each time.
 
     The text is left as it is (`identity`): SentencePiece's other normalisers turn U+00A0 and U+202F into spaces, "½"
     into "1/2" and "，" into ",". The ids are 0 padding, 1 unknown, 2 start, 3 end.
@@ -33,6 +38,8 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> bytes:
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             max_sentence_length=2**30,
+            input_sentence_size=MOST_LINES,
+            shuffle_input_sentence=True,  # the sample; by SentencePiece's own fixed seed
             pad_id=PAD,
             unk_id=UNK,
             bos_id=START,
@@ -51,9 +58,11 @@ class Tokenizer(tf.Module):
 
     Args:
         model: a SentencePiece model, as `train_sentencepiece` gives it.
+        dropout: the probability with which `encode` leaves out a merge, at random each time (BPE-dropout, Provilkov et
+            al. 2020).
     """
 
-    def __init__(self, model: bytes):
+    def __init__(self, model: bytes, dropout: float = 0.0):
         super().__init__()
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
@@ -66,7 +75,8 @@ class Tokenizer(tf.Module):
         self.vocab_size = processor.vocab_size()
         self.pieces = [processor.id_to_piece(i) for i in range(self.vocab_size)]
         with quiet_stderr():
-            self.sentencepiece = tf_text.SentencepieceTokenizer(model)
+            # Any nbest_size but 0 and 1 has it draw; of a BPE model, alpha is the probability.
+            self.sentencepiece = tf_text.SentencepieceTokenizer(model, nbest_size=-1 if dropout else 0, alpha=dropout)
 
     def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Texts (batch,), UTF-8, to ids (batch, None) with the end id last; invalid bytes count as U+FFFD."""
@@ -98,7 +108,7 @@ class Tokenizers(NamedTuple):
                 (beside / "target.model").write_bytes(self.target.model)
 
 
-def train_tokenizers(pairs: list[tuple[str, str]], vocab_size: int, joint: bool) -> Tokenizers:
+def train_tokenizers(pairs: Pairs | list[tuple[str, str]], vocab_size: int, joint: bool) -> Tokenizers:
     """One model on both sides' text, or one for each.
 
     Raises:
