@@ -14,7 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
-from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
+from keras_transformer.config import (
+    ModelSettings,
+    Settings,
+    TrainingSettings,
+    load_settings,
+    run_settings,
+    settings_yaml,
+)
 from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
 from keras_transformer.data.sources import Pairs, read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
@@ -222,13 +229,46 @@ def measure_and_select(name: str, model, dev: DevSet, recorder: Recorder, state:
             model.save(beside)
 
 
+def assign_mean(model: Transformer, paths: list[Path]) -> None:
+    means = mean_of_checkpoints(paths, model.variables)
+    for variable, mean in zip(model.trainable_variables, means, strict=True):
+        variable.assign(mean)
+
+
+def average_checkpoints(run_dir: Path, out: Path, last: int | None = None) -> list[Path]:
+    """Write the mean of a run's newest checkpoints as a run folder that translates: settings, tokenizer, best.keras.
+
+    Args:
+        run_dir: the run, finished or not.
+        out: the folder, which is written whole or not at all.
+        last: the most checkpoints to take; None for the run's training.average, or 10 if that is 0.
+
+    Returns:
+        The checkpoints that were taken, oldest first.
+
+    Raises:
+        DataError: `run_dir` is no run folder or has no checkpoints, or they have no mean.
+    """
+    settings = run_settings(run_dir)
+    paths = checkpoint_files(run_dir / "checkpoints")[-(last or settings.training.average or 10) :]
+    if not paths:
+        raise DataError(f"{run_dir}: no checkpoints")
+    tokenizers = load_tokenizers(run_dir / "tokenizer")
+    model = make_model(settings.model, tokenizers)
+    assign_mean(model, paths)
+    with whole(out) as beside:
+        beside.mkdir()
+        (beside / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
+        tokenizers.save(beside / "tokenizer")
+        model.save(beside / "best.keras")
+    return paths
+
+
 def try_average(model, dev: DevSet, recorder: Recorder, state: dict, run_dir: Path, newest: int) -> None:
     """Measure the mean of the newest checkpoints: is it the best model yet?"""
     paths = checkpoint_files(run_dir / "checkpoints")[-newest:]
     trained = [np.array(variable) for variable in model.trainable_variables]
-    for variable, mean in zip(model.variables, mean_of_checkpoints(paths, model.variables), strict=True):
-        if variable.trainable:  # the states of dropout's random numbers have no mean
-            variable.assign(mean)
+    assign_mean(model, paths)
     measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}", model, dev, recorder, state, run_dir)
     for variable, value in zip(model.trainable_variables, trained, strict=True):
         variable.assign(value)
