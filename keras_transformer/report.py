@@ -127,7 +127,7 @@ def count_weights(path: Path) -> int:
     try:
         with zipfile.ZipFile(path) as parts, parts.open("model.weights.h5") as file, h5py.File(file, "r") as weights:
             weights.visititems(add)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: damaged ({error})") from error
     return count
 
