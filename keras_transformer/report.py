@@ -153,7 +153,7 @@ def make_page(run_dir: Path, settings: Settings, records: list[dict]) -> str:
     if best:
         at = f"step {best['step']:,}" + (", the mean of checkpoints" if best["mean"] else "")
         rows.append((f"best model, by dev {training.select.replace('bleu', 'BLEU')}", at))
-        rows += [(name, value) for name, value in zip(MEASURES, measures(best), strict=True)]
+        rows += zip(MEASURES, measures(best), strict=True)
     sections = [f"# {run_dir.resolve().name}", table(("", ""), rows), "![The curves of the run](report.png)"]
     sections += ["## Settings that are not the defaults", table(("setting", "here", "default"), changes(settings))]
     if best:
