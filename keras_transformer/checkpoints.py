@@ -55,24 +55,28 @@ def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 
 
 def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
-    """The mean over checkpoints of each of the first variables of a run, which are the model's.
+    """The mean over checkpoints of each weight: the trainable among the first variables of a run, the model's.
+
+    The states of dropout's random numbers, the number of updates and the optimizer's moments have no mean.
 
     Raises:
-        DataError: a checkpoint is damaged or another model's.
+        DataError: a checkpoint is damaged or another model's, or holds NaN or infinity.
     """
-    names = list(named(variables))
-    sums = [np.zeros(tuple(variable.shape), "float64") for variable in variables]
+    weights = {name: variable for name, variable in named(variables).items() if variable.trainable}
+    sums = {name: np.zeros(tuple(weight.shape), "float64") for name, weight in weights.items()}
     for path in paths:
         try:
             arrays, _ = read_checkpoint(path)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(f"{path}: damaged ({error})") from error
-        for name, total in zip(names, sums, strict=True):
+        for name, total in sums.items():
             if name not in arrays or arrays[name].shape != total.shape:
                 got = arrays[name].shape if name in arrays else "missing"
                 raise DataError(f"{path}: {name} is {got}, the model's is {total.shape}")
+            if not np.isfinite(arrays[name]).all():
+                raise DataError(f"{path}: {name} holds NaN or infinity")
             total += arrays[name]
-    return [total / len(paths) for total in sums]
+    return [total / len(paths) for total in sums.values()]
 
 
 def restore_newest(folder: Path, variables: list) -> dict | None:

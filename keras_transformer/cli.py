@@ -1,4 +1,4 @@
-"""The command: `keras-transformer demo | train | translate | evaluate | score | export | settings`.
+"""The command: `keras-transformer demo | train | report | translate | evaluate | score | average | export | settings`.
 
 TensorFlow is imported where work begins, so that --help and usage errors answer at once.
 """
@@ -115,6 +115,21 @@ def train(
     if stopped_by:
         typer.echo(f"stopped after a checkpoint; the same command goes on with {run_dir}", err=True)
         raise typer.Exit(128 + stopped_by)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: RUN.", show_default=False)] = None,
+) -> None:
+    """Draw the curves of RUN and write its figures on a page: report.png and report.md.
+
+    Loss, BLEU on dev, learning rate, gradient norm and speed; sizes, settings that are not the defaults, the best
+    model, every measure on dev. RUN may be at work still.
+    """
+    from keras_transformer.report import write_report
+
+    typer.echo(f"wrote {write_report(run, out or run)}", err=True)
 
 
 @app.command()
@@ -235,6 +250,39 @@ def evaluate(
     evaluation.make_bleu(language, tokenizer)
     translations = with_progress(translator, [source for source, _ in pairs])
     typer.echo(str(evaluation.evaluate(translations, [target for _, target in pairs], language, tokenizer)))
+
+
+@app.command()
+def average(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Newest checkpoints to take. Default: the run's training.average.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder to write; must not be there. Default: RUN/average.", show_default=False),
+    ] = None,
+) -> None:
+    """Write the mean of RUN's newest checkpoints, as a folder that translate, evaluate and export take in place of RUN.
+
+    [bold]keras-transformer average runs/a --last 5 --out runs/a5[/bold]
+
+    [bold]keras-transformer evaluate runs/a5 dev.en dev.de[/bold]
+
+    A finished run has tried the mean of its last checkpoints already, and kept it if it was the best on dev.
+    """
+    out = out or run / "average"
+    if out.exists():
+        raise DataError(f"{out} is there already")
+    run_settings(run)
+    load_tensorflow()
+    from keras_transformer.training import average_checkpoints
+
+    paths = average_checkpoints(run, out, last)
+    typer.echo(f"wrote {out}: the mean of {len(paths)}, {paths[0].stem} to {paths[-1].stem}", err=True)
 
 
 @app.command()

@@ -286,8 +286,13 @@ def settings_yaml(settings: Settings) -> str:
         values = getattr(settings, section).model_dump(mode="json")
         lines += [f"# {field.annotation.__doc__}", f"{section}:"]
         for name, setting in field.annotation.model_fields.items():
-            value = yaml.safe_dump(values[name], default_flow_style=True, allow_unicode=True, width=10**6)
-            text = f"  {name}: {value.removesuffix('...' + chr(10)).strip()}"
+            text = f"  {name}: {yaml_value(values[name])}"
             lines.append(f"{text:<40}  # {setting.description}")
         lines.append("")
     return "\n".join(lines)
+
+
+def yaml_value(value: object) -> str:
+    """A setting's value as YAML, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return text.removesuffix("...\n").strip()

@@ -18,7 +18,14 @@ import tensorflow as tf
 
 from keras_transformer.adapting import carry_over, freeze
 from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
-from keras_transformer.config import ModelSettings, Settings, TrainingSettings, load_settings, settings_yaml
+from keras_transformer.config import (
+    ModelSettings,
+    Settings,
+    TrainingSettings,
+    load_settings,
+    run_settings,
+    settings_yaml,
+)
 from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
 from keras_transformer.data.shards import prepare_corpus
 from keras_transformer.data.sources import Pairs, read_pairs
@@ -215,6 +222,42 @@ def space_left(run_dir: Path) -> Iterator[None]:
             f"{run_dir}: no space left on the disk; the last checkpoint is whole: "
             "make room, then the same command goes on"
         ) from error
+
+
+def assign_mean(model: Transformer, paths: list[Path]) -> None:
+    """Give a model the mean of checkpoints; the states of dropout's random numbers have none."""
+    weights = [variable for variable in model.variables if variable.trainable]
+    for weight, mean in zip(weights, mean_of_checkpoints(paths, model.variables), strict=True):
+        weight.assign(mean)
+
+
+def average_checkpoints(run_dir: Path, out: Path, last: int | None = None) -> list[Path]:
+    """Write the mean of a run's newest checkpoints as a run folder that translates: settings, tokenizer, best.keras.
+
+    Args:
+        run_dir: the run, finished or not.
+        out: the folder, which is written whole or not at all.
+        last: the most checkpoints to take; None for the run's training.average, or 10 if that is 0.
+
+    Returns:
+        The checkpoints that were taken, oldest first.
+
+    Raises:
+        DataError: `run_dir` is no run folder or has no checkpoints, or they have no mean.
+    """
+    settings = run_settings(run_dir)
+    paths = checkpoint_files(run_dir / "checkpoints")[-(last or settings.training.average or 10) :]
+    if not paths:
+        raise DataError(f"{run_dir}: no checkpoints")
+    tokenizers = load_tokenizers(run_dir / "tokenizer")
+    model = make_model(settings.model, tokenizers)
+    assign_mean(model, paths)
+    with whole(out) as beside:
+        beside.mkdir()
+        (beside / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
+        tokenizers.save(beside / "tokenizer")
+        model.save(beside / "best.keras")
+    return paths
 
 
 class Trainer:
@@ -423,12 +466,9 @@ class Trainer:
     def try_average(self) -> None:
         """Measure the mean of the newest checkpoints: is it the best model yet?"""
         paths = checkpoint_files(self.run_dir / "checkpoints")[-self.settings.training.average :]
-        means = mean_of_checkpoints(paths, self.model.variables)
-        variables = [variable for variable in self.model.variables if variable.trainable]
+        variables = self.model.trainable_variables
         trained = [variable.numpy() for variable in variables]
-        for variable, mean in zip(self.model.variables, means, strict=True):
-            if variable.trainable:  # the states of dropout's random numbers have no mean
-                variable.assign(mean)
+        assign_mean(self.model, paths)
         self.measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}")
         for variable, value in zip(variables, trained, strict=True):
             variable.assign(value)

@@ -1,8 +1,11 @@
-"""Speed, measured beside what else one would use: benchmark.py decode [--batches FILE] [--peers FOLDER], and length
+"""Speed, measured beside what else one would use: benchmark.py decode | train [--batches FILE] [--peers FOLDER], length
 
 Every program runs in a process of its own, one after the other, in rounds; what is printed is the median of the rounds.
-A peer is a program `decode_peer.py NAME BATCHES --size SIZE --beam K --batch ROWS --seconds N` in FOLDER that prints
-"...: RATE tokens/s ..."; batches are an .npz with `test`, source ids sorted by length, 0 = padding, and `vocab`.
+A peer is a program in FOLDER that prints "...: RATE tokens/s ..." or "...: RATE target tokens/s ...":
+`decode_peer.py NAME BATCHES --size SIZE --beam K --batch ROWS --seconds N`, or
+`train_peer.py NAME BATCHES --size SIZE --precision float32|bfloat16 --seconds N`. Batches are an .npz with `vocab` and
+ids, 0 = padding: for decode `test`, sources sorted by length; for train `n`, how many batches there are, and `inp0`,
+`tar0`, `inp1` ..., sources and targets, these with a start id first.
 """
 
 import os
@@ -23,7 +26,8 @@ SIZES = {
     "tiny": {"num_layers": 4, "d_model": 128, "num_heads": 4, "dff": 256},
     "base": {"num_layers": 6, "d_model": 512, "num_heads": 8, "dff": 2048},
 }
-RATE = re.compile(r": (\d+) tokens/s")
+RATE = re.compile(r": (\d+) (?:target )?tokens/s")
+SHARE = re.compile(r"(\d+) % of")
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -45,17 +49,39 @@ def decode(
 
     Every row is decoded to as many tokens as the longest source of its batch, by every program.
     """
-    check(sizes, peers, batches)
+    check(sizes, batches, peers and peers / "decode_peer.py")
     with tempfile.TemporaryDirectory() as folder:
-        if batches is None:
-            batches = Path(folder) / "random.npz"
-            write_random_batches(batches)
+        batches = batches or write_random_batches(folder)
         print("| model | batch | beam | program | tokens/s | ms a step | ratio |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
         for size in sizes.split(","):
             for rows, beam in ((64, 1), (64, 4), (1, 1)):
                 cell = [batches, "--size", size, "--beam", beam, "--batch", rows, "--seconds", seconds]
-                print_cell(size, rows, beam, run_cell(programs(peers, python, beam), cell, rounds))
+                print_cell(size, rows, beam, medians(run_cell(programs(peers, python, beam), cell, rounds)))
+
+
+@app.command()
+def train(
+    batches: Annotated[Path | None, typer.Option(help="Default: 20 random ones of 5 to 25 ids a row.")] = None,
+    peers: Annotated[Path | None, typer.Option(help="The folder of train_peer.py; left out, no peers.")] = None,
+    python: Annotated[str, typer.Option(help="The Python that has the peers' packages.")] = sys.executable,
+    sizes: Annotated[str, typer.Option(help="Of models, with commas between.")] = "tiny,base",
+    rounds: Annotated[int, typer.Option(help="How often each program runs.")] = 3,
+    seconds: Annotated[float, typer.Option(help="How long it runs each time.")] = 20,
+) -> None:
+    """Real target tokens a second, padding not counted, of whole updates on a CPU, the optimizer's part included.
+
+    Dropout and label smoothing are 0.1 here. What the matrix products of an update come to (see step_flops) is set
+    against the peak: the rate of large square ones in the same process and precision, one on each core.
+    """
+    check(sizes, batches, peers and peers / "train_peer.py")
+    with tempfile.TemporaryDirectory() as folder:
+        batches = batches or write_random_batches(folder)
+        print("| model | program | float32 | bfloat16 | here / it, best of each |\n| --- | --- | --- | --- | --- |")
+        for size in sizes.split(","):
+            commands = train_programs(peers, python)
+            outputs = run_cell(commands, [batches, "--size", size, "--seconds", seconds], rounds)
+            print_train_cell(size, medians(outputs), medians(outputs, SHARE))
 
 
 @app.command()
@@ -72,19 +98,18 @@ def length(
         np.savez(batches, test=np.random.default_rng(0).integers(4, 8000, (128, 20), dtype=np.int32), vocab=8000)
         own, environment = programs(None, "", beam)["float32"]
         commands = {f"{tokens} tokens": ([*own, "--length", str(tokens)], environment) for tokens in (20, 50, 100, 200)}
-        rates = run_cell(
-            commands, [batches, "--size", size, "--beam", beam, "--batch", 32, "--seconds", seconds], rounds
-        )
+        cell = [batches, "--size", size, "--beam", beam, "--batch", 32, "--seconds", seconds]
+        rates = medians(run_cell(commands, cell, rounds))
     print("| output | tokens/s | cost of a token |\n| --- | --- | --- |")
     for name, rate in rates.items():
         print(f"| {name} | {rate:,.0f} | {rates['20 tokens'] / rate:.2f} |")
 
 
-def check(sizes: str, peers: Path | None = None, batches: Path | None = None) -> None:
+def check(sizes: str, *files: Path | None) -> None:
     for size in sizes.split(","):
         if size not in SIZES:
             raise typer.BadParameter(f"no size is called {size!r}; there are {', '.join(SIZES)}")
-    for path in (batches, peers and peers / "decode_peer.py"):
+    for path in files:
         if path and not path.exists():
             raise typer.BadParameter(f"{path}: no such file")
 
@@ -105,25 +130,43 @@ def programs(peers: Path | None, python: str, beam: int) -> dict[str, tuple[list
     return found
 
 
-def run_cell(commands, cell: list, rounds: int) -> dict[str, float]:
-    """The median rate of each program, which run in turn."""
-    rates: dict[str, list[float]] = {name: [] for name in commands}
+def train_programs(peers: Path | None, python: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Command and environment of each program in each precision."""
+    own = [sys.executable, __file__, "own-train"]
+    found = {
+        "here float32": [*own, "--precision", "float32"],
+        "here bfloat16": [*own, "--precision", "onednn_bfloat16"],
+    }
+    for name in () if peers is None else ("torch", "hf", "kerashub", "listing"):
+        for precision in ("float32", "bfloat16"):
+            found[f"{name} {precision}"] = [python, str(peers / "train_peer.py"), name, "--precision", precision]
+    return {name: (command, {"KERAS_BACKEND": "tensorflow"}) for name, command in found.items()}
+
+
+def run_cell(commands, cell: list, rounds: int) -> dict[str, list[str]]:
+    """What each program prints, round by round; they run in turn."""
+    outputs: dict[str, list[str]] = {name: [] for name in commands}
     for number in range(rounds):
         for name, (command, environment) in commands.items():
             command = [*command[:3], *map(str, cell), *command[3:]]
             result = subprocess.run(
                 command, env={**os.environ, **environment}, capture_output=True, text=True, encoding="utf-8"
             )
-            rate = RATE.search(result.stdout)
-            if rate is None:
+            if not RATE.search(result.stdout):
                 sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
-            rates[name].append(float(rate[1]))
+            outputs[name].append(result.stdout)
             print(f"round {number + 1} {name}: {result.stdout.strip()}", file=sys.stderr)
             # CTranslate2's program tries four ways and names the best: that one alone in the later rounds.
             if best := re.search(r"\[MKL (\d), (\d+) translators\]", result.stdout):
                 inter = ["--inter", best[2]]
                 commands[name] = (commands[name][0] + inter, {"CT2_USE_MKL": best[1]})
-    return {name: statistics.median(values) for name, values in rates.items()}
+    return outputs
+
+
+def medians(outputs: dict[str, list[str]], figure: re.Pattern = RATE) -> dict[str, float]:
+    """The median of the figure that each program printed, of those that printed it."""
+    found = {name: [float(match[1]) for match in map(figure.search, texts) if match] for name, texts in outputs.items()}
+    return {name: statistics.median(values) for name, values in found.items() if values}
 
 
 def print_cell(size: str, rows: int, beam: int, rates: dict[str, float]) -> None:
@@ -133,11 +176,31 @@ def print_cell(size: str, rows: int, beam: int, rates: dict[str, float]) -> None
     sys.stdout.flush()
 
 
-def write_random_batches(path: Path) -> None:
+def print_train_cell(size: str, rates: dict[str, float], shares: dict[str, float]) -> None:
+    def best(program):
+        return max(rates[f"{program} float32"], rates[f"{program} bfloat16"])
+
+    for program in dict.fromkeys(name.split()[0] for name in rates):
+        names = [f"{program} {precision}" for precision in ("float32", "bfloat16")]
+        cells = [
+            f"{rates[name]:,.0f}" + (f" ({shares[name]:.0f} % of peak)" if name in shares else "") for name in names
+        ]
+        print(f"| {size} | {program} | {' | '.join(cells)} | {best('here') / best(program):.2f} |")
+    sys.stdout.flush()
+
+
+def write_random_batches(folder: str | Path) -> Path:
+    """1,000 sources to decode; 20 batches to train on, of at most 4,096 target ids that follow another."""
     draw = np.random.default_rng(0)
     lengths = np.sort(draw.integers(5, 26, 1000))
     ids = draw.integers(4, 8000, (1000, 25), dtype=np.int32)
-    np.savez(path, test=np.where(np.arange(25) < lengths[:, None], ids, 0), vocab=8000)
+    arrays = {"test": np.where(np.arange(25) < lengths[:, None], ids, 0), "vocab": 8000, "n": 20}
+    for k, length in enumerate(draw.integers(5, 26, 20)):
+        arrays[f"inp{k}"] = draw.integers(4, 8000, (4096 // length, length), dtype=np.int32)
+        arrays[f"tar{k}"] = np.insert(draw.integers(4, 8000, arrays[f"inp{k}"].shape, dtype=np.int32), 0, 2, axis=1)
+    path = Path(folder) / "random.npz"
+    np.savez(path, **arrays)
+    return path
 
 
 @app.command(hidden=True)
@@ -181,17 +244,23 @@ def own(
     print(f"own {size} beam {beam} {precision}: {np.median(rates):.0f} tokens/s (median of {len(rates)} batches)")
 
 
+def make_model(sizes: dict[str, int], vocab: int, dtype: str):
+    from keras_transformer.model import Transformer
+
+    options = {"pe_input": 300, "pe_target": 300, "share_embeddings": True, "dtype": dtype}
+    model = Transformer(**sizes, input_vocab_size=vocab, target_vocab_size=vocab, rate=0.1, **options)
+    model.build((None, None), (None, None))
+    return model
+
+
 def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
     """Random weights; from source ids and a number of tokens to hypotheses of exactly that many, as a tf.function."""
     import tensorflow as tf
 
     from keras_transformer.decoding import Limits, beam_search, greedy
-    from keras_transformer.model import Transformer
     from keras_transformer.translator import begin_decoding
 
-    options = {"pe_input": 300, "pe_target": 300, "share_embeddings": True, "dtype": precision}
-    model = Transformer(**sizes, input_vocab_size=vocab, target_vocab_size=vocab, **options)
-    model.build((None, None), (None, None))
+    model = make_model(sizes, vocab, precision)
     step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
 
     @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((), tf.int32)], autograph=False)
@@ -202,6 +271,82 @@ def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
         return greedy(step, state, limits) if beam == 1 else beam_search(step, state, limits, beam)
 
     return search
+
+
+@app.command(hidden=True)
+def own_train(batches: Path, size: str = "tiny", seconds: float = 20, precision: str = "float32") -> None:
+    """This package's own rate of training, and its share of the machine's peak."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    from keras_transformer.precision import products
+    from keras_transformer.schedule import CustomSchedule
+    from keras_transformer.step import make_train_step
+
+    cores = len(os.sched_getaffinity(0))
+    data = np.load(batches)
+    pairs = [(data[f"inp{k}"], data[f"tar{k}"]) for k in range(int(data["n"]))]
+    vocab = int(data["vocab"])
+    model = make_model(SIZES[size], vocab, "float32")
+    optimizer = keras.optimizers.Adam(CustomSchedule(SIZES[size]["d_model"]), beta_1=0.9, beta_2=0.98, epsilon=1e-9)
+    step = make_train_step(model, optimizer, label_smoothing=0.1, clip_norm=1.0, parts=cores)
+    with products(precision):
+        peak = peak_flops(cores)
+        for inp, tar in pairs[:2]:
+            float(step(inp, tar))
+        rates, flops, begin = [], [], time.perf_counter()
+        while time.perf_counter() - begin < seconds or len(rates) < 4:
+            inp, tar = pairs[(2 + len(rates)) % len(pairs)]
+            start = time.perf_counter()
+            float(step(inp, tar))
+            spent = time.perf_counter() - start
+            rates.append((tar[:, 1:] != 0).sum() / spent)
+            flops.append(step_flops(SIZES[size], vocab, inp.shape, tar.shape) / spent)
+        peak = max(peak, peak_flops(cores))
+    print(
+        f"own {size} {precision}: {np.median(rates):.0f} target tokens/s (median of {len(rates)} steps), "
+        f"{100 * np.median(flops) / peak:.0f} % of {peak / 1e9:.0f} GFLOP/s"
+    )
+
+
+def peak_flops(cores: int, size: int = 2048) -> float:
+    """Floating-point operations a second in products of square matrices, one on each core: the fastest of 5 times."""
+    import tensorflow as tf
+
+    pairs = [(tf.random.normal((size, size)), tf.random.normal((size, size))) for _ in range(cores)]
+
+    @tf.function(autograph=False)
+    def multiply(pairs):
+        return [tf.matmul(a, b) for a, b in pairs]
+
+    def timed():
+        start = time.perf_counter()
+        multiply(pairs)
+        return time.perf_counter() - start
+
+    timed()  # traces it
+    return 2 * size**3 * cores / min(timed() for _ in range(5))
+
+
+def step_flops(sizes: dict[str, int], vocab: int, inp_shape: tuple[int, int], tar_shape: tuple[int, int]) -> int:
+    """Floating-point operations of the matrix products that an update of the model needs.
+
+    The product of (a, b) and (b, c) has 2abc of them, and the backward pass two products for each of the forward pass.
+    Counted are attention's projections, its scores and the sums of its values, the feed-forward networks and the
+    projection onto the vocabulary, at the batch's shapes, with the padding and what the look-ahead mask hides. Not
+    counted are softmax, normalisation, dropout, the loss, the optimizer, and what is computed a second time.
+    """
+    num_layers, d_model, dff = sizes["num_layers"], sizes["d_model"], sizes["dff"]
+    batch, inp_len = inp_shape
+    tar_len = tar_shape[1] - 1  # the decoder does not read the last id
+    projections, ffn = 4 * 2 * d_model**2, 2 * 2 * d_model * dff  # a token's: query, key, value and the output's
+    inp = projections + 4 * inp_len * d_model + ffn
+    tar = projections + 4 * tar_len * d_model + projections // 2 + 4 * inp_len * d_model + ffn
+    memory = projections // 2  # key and value of each source token for each layer of the decoder
+    forward = num_layers * (inp_len * (inp + memory) + tar_len * tar) + tar_len * 2 * d_model * vocab
+    return 3 * batch * forward
 
 
 if __name__ == "__main__":

@@ -123,20 +123,50 @@ def test_a_model_and_its_optimizer(tmp_path, tiny):
 
 
 def test_the_mean_of_checkpoints(tmp_path):
-    """Of (1, 3) and (2, 7), with numbers that have no mean after them: (1.5, 5)."""
-    for step, value in ((1, [1.0, 3.0]), (2, [2.0, 7.0])):
-        kernel = keras.Variable(value, dtype="float32", name="kernel")
-        iterations = keras.Variable(step, dtype="int64", name="iterations")
-        save_checkpoint(tmp_path, [kernel, iterations], {"step": step}, keep=5)
-    [mean] = mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])
-    np.testing.assert_array_equal(mean, [1.5, 5.0])
+    """Of (1, 3) and (2, 7): (1.5, 5). Between and after them is what has no mean: dropout's seeds, the updates."""
+
+    def make(kernel, seed, bias):
+        return [
+            keras.Variable(kernel, dtype="float32", name="kernel"),
+            keras.Variable(seed, dtype="uint32", name="seed", trainable=False),
+            keras.Variable(bias, dtype="float32", name="bias"),
+        ]
+
+    for step, kernel in ((1, [1.0, 3.0]), (2, [2.0, 7.0])):
+        iterations = keras.Variable(step, dtype="int64", name="iterations", trainable=False)
+        variables = [*make(kernel, [2**32 - 1, step], [step]), iterations]
+        save_checkpoint(tmp_path, variables, {"step": step}, keep=5)
+    kernel, bias = mean_of_checkpoints(checkpoint_files(tmp_path), make([0.0, 0.0], [0, 0], [0]))
+    np.testing.assert_array_equal(kernel, [1.5, 5.0])
+    np.testing.assert_array_equal(bias, [1.5])
 
 
-def test_checkpoints_of_two_models_have_no_mean(tmp_path):
+def test_the_mean_of_a_checkpoint_and_itself_is_itself(tmp_path, rng):
+    """T5, https://github.com/OpenNMT/OpenNMT-tf/issues/161: to the bit, as often as it is taken."""
+    kernel = keras.Variable(rng.normal(size=(50, 50)), dtype="float32", name="kernel")
+    for step in range(7):
+        save_checkpoint(tmp_path, [kernel], {"step": step}, keep=7)
+    [mean] = mean_of_checkpoints(checkpoint_files(tmp_path), [kernel])
+    np.testing.assert_array_equal(mean, kernel.numpy())
+
+
+def test_checkpoints_of_two_models_have_no_mean(tmp_path, tiny):
     """T5, https://github.com/OpenNMT/OpenNMT-tf/issues/161: refused by the variable's name and both shapes."""
-    for step, size in ((1, 2), (2, 3)):
-        save_checkpoint(tmp_path, [keras.Variable(np.zeros(size), name="kernel")], {"step": step}, keep=5)
-    with pytest.raises(DataError, match=r"step-00000002.npz: 0000 kernel is \(3,\), the model's is \(2,\)"):
+    models = [tiny(num_layers=1, d_model=size, name="transformer") for size in (16, 32)]
+    for step, model in enumerate(models, 1):
+        model.build((None, None), (None, None))
+        save_checkpoint(tmp_path, model.variables, {"step": step}, keep=5)
+    message = r"step-00000002.npz: 0000 \S*embedding\S* is \(40, 32\), the model's is \(40, 16\)"
+    with pytest.raises(DataError, match=message):
+        mean_of_checkpoints(checkpoint_files(tmp_path), models[0].variables)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_damaged_checkpoint_or_one_that_diverged_has_no_mean(tmp_path, value):
+    """T5, https://github.com/OpenNMT/OpenNMT-tf/issues/161: the file is named, and the variable."""
+    for step, kernel in ((1, [1.0, 2.0]), (2, [1.0, value])):
+        save_checkpoint(tmp_path, [keras.Variable(kernel, name="kernel")], {"step": step}, keep=5)
+    with pytest.raises(DataError, match="step-00000002.npz: 0000 kernel holds NaN or infinity"):
         mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])
     (tmp_path / "step-00000001.npz").write_bytes(b"rubbish")
     with pytest.raises(DataError, match="step-00000001.npz: damaged"):

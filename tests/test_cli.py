@@ -97,6 +97,9 @@ BAD_INPUT = [
     (None, ["translate", ".", "--beam-size", "2"], 1, ["settings.yaml"]),
     (None, ["translate", ".", "--set", "model.rate=0.5"], 2, ["decoding.NAME=VALUE", "model.rate"]),
     (None, ["score", ".", "de.txt", "en.txt"], 1, ["settings.yaml"]),
+    (None, ["report", "."], 1, ["settings.yaml"]),
+    (None, ["average", "nothing"], 1, ["nothing: no run folder", "settings.yaml"]),
+    (None, ["average", ".", "--out", "de.txt"], 1, ["de.txt is there already"]),
 ]
 
 
@@ -336,6 +339,34 @@ def test_the_export_translates_as_the_run(command, run, folder):
     assert code == 1 and "out is there already" in err
     code, _, err = command("export", "out", "again")
     assert code == 1 and "out is an export already" in err
+
+
+def test_the_mean_is_taken_in_place_of_the_run(command, run, folder):
+    """Of one checkpoint, it translates as that did; a run that was killed before its first measure has one too."""
+    import shutil
+
+    shutil.copytree(run, "copy")
+    Path("copy/best.keras").unlink()
+    code, out, err = command("average", "copy", "--last", "1")
+    assert (code, out) == (0, "") and "wrote copy/average: the mean of 1, step-00000004 to step-00000004" in err
+    translations = command("translate", "copy/average", "de.txt")[1]
+    assert translations.count("\n") == 4
+    assert command("evaluate", "copy/average", "de.txt", "en.txt")[0] == 0
+    assert command("export", "copy/average", "exported")[0] == 0
+    assert command("translate", "exported", "de.txt")[1] == translations
+    code, _, err = command("average", "copy")
+    assert code == 1 and "copy/average is there already" in err
+    assert command("average", "copy", "--out", "all")[0] == 0 and Path("all/best.keras").exists()
+
+
+def test_report_does_not_load_tensorflow(run, folder):
+    """It answers in a second or two, then; -X importtime lists every module that was loaded."""
+    arguments = [sys.executable, "-X", "importtime", COMMAND, "report", run, "--out", "out"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert result.stdout == "" and result.stderr.endswith("wrote out/report.md\n")
+    assert {path.name for path in Path("out").iterdir()} == {"report.md", "report.png"}
+    loaded = re.findall(r"\| +(\S+)$", result.stderr, re.MULTILINE)
+    assert "matplotlib" in loaded and "tensorflow" not in loaded and "keras" not in loaded
 
 
 def test_settings_are_yaml_that_train_takes(command, folder):

@@ -124,6 +124,30 @@ def test_the_mean_of_the_last_checkpoints_is_tried(tmp_path, files):
     np.testing.assert_allclose(best.encoder.enc_layers[0].mha.wq.kernel, expected, rtol=1e-6)
 
 
+def test_average_writes_the_mean_beside_the_run(tmp_path, files):
+    """Of the last 2 of 4 checkpoints by hand, to float32's rounding; of all by the setting. The run stays as it is."""
+    run_dir = tmp_path / "run"
+    training.train(small(files, average=0, evaluate_every=12), run_dir)
+    kernels = []
+    for step in (3, 6, 9, 12):
+        with np.load(run_dir / f"checkpoints/step-{step:08d}.npz") as stored:
+            [name] = [name for name in stored.files if name.endswith("encoder/enc_layer1/mha/wq/kernel")]
+            kernels.append(stored[name])
+    before = (run_dir / "best.keras").read_bytes()
+    for last, expected in ((2, kernels[2:]), (None, kernels)):
+        out = tmp_path / f"last {last}"
+        assert len(training.average_checkpoints(run_dir, out, last)) == len(expected)
+        assert {path.name for path in out.iterdir()} == {"settings.yaml", "tokenizer", "best.keras"}
+        mean = keras.models.load_model(out / "best.keras", compile=False).encoder.enc_layers[0].mha.wq.kernel
+        np.testing.assert_allclose(mean, np.mean(expected, 0), rtol=1e-6, atol=1e-9)
+    assert (run_dir / "best.keras").read_bytes() == before
+    for path in (run_dir / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="run: no checkpoints"):
+        training.average_checkpoints(run_dir, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, files):
     """T1, https://github.com/joeynmt/joeynmt/pull/127: SIGKILL after step 4, the last checkpoint being step 3's.
 
