@@ -17,6 +17,7 @@ import typer
 from keras_transformer.config import PRESETS, load_settings, preset, run_settings, settings_yaml
 from keras_transformer.errors import DataError, UsageError, UserError
 from keras_transformer.quiet import quiet_stderr
+from keras_transformer.version import __version__
 
 app = typer.Typer(
     help="Train a Transformer on your own sentence pairs, translate with it, measure it and export it.",
@@ -40,6 +41,21 @@ Decoding = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: decoding.no_repeat_ngram=3. Repeatable."),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or an exported SavedModel.")]
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What the command takes before the name of a subcommand."""
 
 
 def load_tensorflow(one_core: bool = False) -> None:

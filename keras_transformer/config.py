@@ -165,6 +165,8 @@ class Settings(Strict):
             raise ValueError("data.dev must be given with data.train: the phrasebook says nothing about other text")
         if self.model.share_embeddings and not self.data.joint_vocabulary:
             raise ValueError("model.share_embeddings needs data.joint_vocabulary")
+        if self.training.deterministic and self.data.subword_dropout:
+            raise ValueError("training.deterministic cannot be had with data.subword_dropout, which has no seed")
         return self
 
 

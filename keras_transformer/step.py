@@ -47,6 +47,7 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
         dtype = x.dtype  # the products' type; sums are float32's, and the loss's float64's
         products = tf.cast(kernel, dtype)
         weights = tf.cast(real != PAD, dtype)[:, None]
+        x = tf.where(weights > 0, x, 0)  # whatever is at padding, NaN included
         size = tf.shape(x)[0]
         rights, x_gradients, kernel_gradients, bias_gradients = [], [], [], []
         for i in range(CHUNKS):

@@ -1,5 +1,6 @@
 """The command as a person meets it: lines in, lines out, one line for a mistake, an exit code that says which."""
 
+import importlib.metadata
 import io
 import math
 import os
@@ -386,6 +387,11 @@ def test_help_and_usage_errors_do_not_load_tensorflow(arguments, folder):
     assert "typer" in result.stderr
     for module in ("tensorflow", "keras", "numpy", "sentencepiece", "babel"):
         assert f"| {module}\n" not in result.stderr.replace("|   ", "| ").replace("  ", "")
+
+
+def test_version():
+    result = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, encoding="utf-8")
+    assert (result.stdout, result.stderr) == (importlib.metadata.version("keras-transformer-mt") + "\n", "")
 
 
 def test_the_locale_does_not_matter(run, folder):

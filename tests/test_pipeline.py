@@ -250,6 +250,8 @@ def test_subword_dropout(rate):
         seen |= {tuple(row[row != PAD].tolist()) for row in inp.numpy()}
     assert tuple(usual) in seen
     assert len(seen) > 20 if rate == 0.5 else len(seen) == 2
+    for inp, tar in token_batches(corpus, 30, seed=1, epochs=1):  # whatever was drawn, it is in the budget
+        assert np.size(inp) <= 30 and np.size(tar[:, 1:]) <= 30
 
 
 def test_many_shapes_are_traced_once(tiny, rng):

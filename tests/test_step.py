@@ -99,6 +99,62 @@ def test_projected_loss_is_loss_function_of_the_logits(rng, with_bias, label_smo
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+def test_padding_has_no_part_in_the_projected_loss():
+    """L1, https://github.com/tensorflow/docs/pull/1460: of 8 ids, all alike, two tokens and two paddings give 2 ln 8.
+
+    L5, https://github.com/keras-team/keras/pull/18829: what is at padding may be NaN.
+    """
+    x = tf.constant([[1.0, 2.0], [3.0, 4.0], [np.nan, 1.0], [np.inf, 1.0]])
+    kernel = tf.zeros((2, 8))
+    with tf.GradientTape() as tape:
+        tape.watch((x, kernel))
+        loss = projected_loss(x, kernel, None, tf.constant([3, 5, 0, 0]))
+    np.testing.assert_allclose(loss, 2 * np.log(8), rtol=1e-6)
+    by_x, by_kernel = tape.gradient(loss, (x, kernel))
+    np.testing.assert_array_equal(by_x, np.zeros((4, 2)))
+    hot = np.eye(8)[[3, 5]]
+    np.testing.assert_allclose(by_kernel, np.array([[1.0, 3.0], [2.0, 4.0]]) @ (1 / 8 - hot), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_a_batch_of_padding_alone_does_no_harm(dtype):
+    """L2, https://github.com/keras-team/keras/pull/21908: its loss is 0, and the next batch is trained on as usual.
+
+    L6, https://github.com/huggingface/transformers/issues/7546: with smoothing, a batch doubled has the same loss.
+    """
+    random.seed(0)
+    model = Transformer(1, 16, 2, 32, 40, 40, 60, 60, rate=0.0, dtype=dtype)
+    step = make_train_step(model, keras.optimizers.Adam(1e-3), 0.1)
+    inp, tar = random_batch(0)
+    before = model.get_weights()
+    assert float(step(inp, tf.zeros_like(tar))) == 0
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    losses = [float(step(inp, tar)) for _ in range(20)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    still = make_train_step(model, keras.optimizers.SGD(0.0), 0.1)
+    twice = float(still(*(tf.concat([ids, ids], 0) for ids in (inp, tar))))
+    np.testing.assert_allclose(twice, float(still(inp, tar)), rtol=1e-5 if dtype == "float32" else 1e-3)
+
+
+def test_loss_and_accuracy_count_the_same_tokens():
+    """L4, https://github.com/tensorflow/tensorflow/issues/34158: means over all tokens, whatever the batches.
+
+    The logits are the bias: id 5 always wins. Of 1 token in the first batch 1 is right, of 9 in the second none.
+    """
+    model, accuracy, loss = make_model(), TokenAccuracy(), keras.metrics.Mean()
+    bias = np.zeros(40, "float32")
+    bias[5] = 2.0
+    model.final_layer.kernel.assign(np.zeros((16, 40)))
+    model.final_layer.bias.assign(bias)
+    step = make_train_step(model, keras.optimizers.SGD(0.0), 0.0, loss, accuracy)
+    step(tf.constant([[6, 3]]), tf.constant([[2, 5, 0, 0]]))
+    step(tf.constant([[6, 3]]), tf.constant([[2, *[7] * 9]]))
+    np.testing.assert_allclose(accuracy.result(), 0.1)
+    log_sum = np.log(39 + np.exp(2.0))
+    np.testing.assert_allclose(loss.result(), ((log_sum - 2.0) + 9 * log_sum) / 10, rtol=1e-6)
+
+
 def test_projected_loss_of_a_hopeless_token_is_finite():
     """Logits 0 and 200, the first right: 200 nats, counted as 87; the gradient is that of 200."""
     x, kernel = tf.constant([[1.0]]), tf.constant([[0.0, 0.0, 200.0]])

@@ -1,5 +1,6 @@
 """From sentence pairs to batches of ids: (inp, tar), padded, each holding about as many tokens as a budget allows."""
 
+import functools
 import itertools
 import logging
 from collections import Counter
@@ -66,28 +67,36 @@ class SubwordDropout:
         source, target: the rows' text in UTF-8, bytes as numbers.
         tokenizers: give the usual segmentation.
         rate: the probability with which a merge is left out.
-        pe_input, pe_target: the lengths of the position tables. A text that was drawn longer is segmented as usual.
+        pe_input, pe_target: the lengths of the position tables.
+
+    Attributes:
+        growth: batches are planned for so many times the usual numbers of ids.
     """
 
     def __init__(self, source: Rows, target: Rows, tokenizers: Tokenizers, rate: float, pe_input: int, pe_target: int):
         self.source, self.target, self.tables = source, target, (pe_input, pe_target)
+        self.growth = 1 + 5 * rate
         self.tokenizers = Tokenizers(*(Tokenizer(tokenizer.model, rate) for tokenizer in tokenizers))
 
     def texts(self, rows: np.ndarray) -> tuple[list[bytes], list[bytes]]:
         return tuple([side[row].tobytes() for row in rows] for side in (self.source, self.target))
 
-    def draw(self, inp, tar, source, target) -> tuple[tf.Tensor, tf.Tensor]:
-        """The usual ids (batch, inp_len) and (batch, tar_len), and both texts (batch,), to (inp, tar) drawn anew."""
-        inp = draw_side(self.tokenizers.source, source, inp, self.tables[0])
-        tar = draw_side(self.tokenizers.target, target, tar[:, 1:], self.tables[1])
+    def draw(self, tokens_per_batch, inp, tar, source, target) -> tuple[tf.Tensor, tf.Tensor]:
+        """The usual ids (batch, inp_len) and (batch, tar_len), and both texts (batch,), to (inp, tar) drawn anew.
+
+        A text of which more was drawn than the batch or the position table has room for is segmented as usual.
+        """
+        room = tokens_per_batch // tf.shape(inp)[0]
+        inp = draw_side(self.tokenizers.source, source, inp, tf.minimum(room, self.tables[0]))
+        tar = draw_side(self.tokenizers.target, target, tar[:, 1:], tf.minimum(room, self.tables[1]))
         return inp, tf.concat([tf.fill([tf.shape(tar)[0], 1], START), tar], axis=1)
 
 
-def draw_side(tokenizer: Tokenizer, text: tf.Tensor, usual: tf.Tensor, longest: int) -> tf.Tensor:
+def draw_side(tokenizer: Tokenizer, text: tf.Tensor, usual: tf.Tensor, longest: tf.Tensor) -> tf.Tensor:
     drawn = tokenizer.encode(text)
     usual = tf.RaggedTensor.from_tensor(usual, padding=PAD)  # no id of a text is PAD
     rows, size = tf.range(drawn.nrows()), drawn.nrows()
-    rows = tf.where(drawn.row_lengths() <= longest, rows, rows + size)
+    rows = tf.where(drawn.row_lengths() <= tf.cast(longest, tf.int64), rows, rows + size)
     return tf.gather(tf.concat([drawn, usual], axis=0), rows).to_tensor(PAD)
 
 
@@ -228,6 +237,8 @@ def plan_batches(
 def epoch_batches(corpus: Corpus, tokens_per_batch: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The rows of each batch of one epoch, counted from 0: the same for the same seed."""
     lengths = corpus.source.lengths, corpus.target.lengths
+    if corpus.subwords:
+        lengths = (np.ceil(corpus.subwords.growth * side).astype(np.int64) for side in lengths)
     return plan_batches(*lengths, tokens_per_batch, np.random.default_rng((seed, epoch)))
 
 
@@ -243,9 +254,7 @@ def token_batches(
 ) -> tf.data.Dataset:
     """Batches (inp, tar): source ids (batch, inp_len) and target ids (batch, tar_len), 0 = padding.
 
-    Several workers share one sequence of batches: each takes the next `replicas` of it in turn. With subword dropout, a
-    batch is planned by the usual segmentation, and so holds more than `tokens_per_batch`: with 0.1, on captions, twice
-    as many positions, of which two thirds are tokens.
+    Several workers share one sequence of batches: each takes the next `replicas` of it in turn.
 
     Args:
         corpus: the encoded pairs.
@@ -272,7 +281,8 @@ def token_batches(
     signature = (ids, ids, text, text) if corpus.subwords else (ids, ids)
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
     if corpus.subwords:
-        dataset = dataset.map(corpus.subwords.draw, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        draw = functools.partial(corpus.subwords.draw, tokens_per_batch)
+        dataset = dataset.map(draw, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     # Keras warns at the end of a data set that has not said how long it is.
     length = tf.data.INFINITE_CARDINALITY
     if epochs is not None:
