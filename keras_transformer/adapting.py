@@ -22,7 +22,7 @@ def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transforme
     Raises:
         UsageError: they are models of different sizes.
     """
-    variables, others = ({without_numbers(v.path): v for v in m.trainable_variables} for m in (model, base))
+    variables, others = ({without_numbers(v.path): v for v in m.weights} for m in (model, base))
     if variables.keys() != others.keys():
         name = sorted(variables.keys() ^ others.keys())[0]
         raise UsageError(
@@ -56,12 +56,16 @@ def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transforme
 def freeze(model: Transformer, parts: tuple[str, ...]) -> None:
     """Leave the parts of a model as they are: of each, the beginning of a path such as encoder/enc_layer1.
 
+    An embedding matrix that the decoder shares is frozen under its own name alone, encoder/embedding.
+
     Raises:
         UsageError: no weight is in such a part, or none is left to train.
     """
     paths = {variable.path.removeprefix(f"{model.name}/"): variable for variable in model.trainable_variables}
     for part in parts:
         inside = [path for path in paths if f"{path}/".startswith(f"{part.rstrip('/')}/")]
+        if model.share_embeddings and part.rstrip("/") == "encoder":
+            inside.remove("encoder/embedding/embeddings")
         if not inside:
             groups = sorted({"/".join(path.split("/")[:depth]) for path in paths for depth in (1, 2)})
             near = difflib.get_close_matches(part, groups, n=1, cutoff=0.3)

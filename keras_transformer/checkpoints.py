@@ -1,5 +1,6 @@
 """Checkpoints: one .npz file each, whole or not there, with every variable and the state of the run."""
 
+import contextlib
 import json
 import logging
 import re
@@ -13,6 +14,7 @@ from keras_transformer.files import whole
 
 log = logging.getLogger(__name__)
 STATE = "state.json"
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what reading such a file raises
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -47,11 +49,19 @@ def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     """The arrays of a checkpoint by name, and its state.
 
     Raises:
-        OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile: it is damaged, in as many ways.
+        DAMAGED: it is, in as many ways.
     """
     with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
     return arrays, json.loads(str(arrays.pop(STATE)))
+
+
+def newest_state(folder: Path) -> dict | None:
+    """The state of the newest readable checkpoint; None if there is none."""
+    for path in reversed(checkpoint_files(folder)):
+        with contextlib.suppress(*DAMAGED):
+            return read_checkpoint(path)[1]
+    return None
 
 
 def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
@@ -67,7 +77,7 @@ def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
     for path in paths:
         try:
             arrays, _ = read_checkpoint(path)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except DAMAGED as error:
             raise DataError(f"{path}: damaged ({error})") from error
         for name, total in sums.items():
             if name not in arrays or arrays[name].shape != total.shape:
@@ -91,7 +101,7 @@ def restore_newest(folder: Path, variables: list) -> dict | None:
     for path in reversed(checkpoint_files(folder)):
         try:
             arrays, state = read_checkpoint(path)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except DAMAGED as error:
             log.warning("%s: damaged, passed over (%s)", path, error)
             continue
         wanted = named(variables)

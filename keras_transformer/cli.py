@@ -8,13 +8,13 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from keras_transformer.config import PRESETS, load_settings, preset, run_settings, settings_yaml
+from keras_transformer.config import PRESETS, Settings, load_settings, preset, run_settings, settings_yaml
 from keras_transformer.errors import DataError, UsageError, UserError
 from keras_transformer.quiet import quiet_stderr
 from keras_transformer.version import __version__
@@ -58,22 +58,27 @@ def every_command(
     """What the command takes before the name of a subcommand."""
 
 
-def load_tensorflow(one_core: bool = False) -> None:
-    """Import TensorFlow, quietly; `one_core` to compute each operation on one."""
+def load_tensorflow(threads: Callable[[], int] = lambda: 0) -> None:
+    """Import TensorFlow, quietly; `threads` tells on how many cores an operation is computed, 0 for all."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["KERAS_BACKEND"] = "tensorflow"  # the layers run on others too, the command does not
     with quiet_stderr():
         import tensorflow as tf
         import tensorflow_text  # noqa: F401
 
-        if one_core:
-            with contextlib.suppress(RuntimeError):  # it has begun already, when the command is called from Python
-                tf.config.threading.set_intra_op_parallelism_threads(1)
+        with contextlib.suppress(RuntimeError):  # it has begun already, when the command is called from Python
+            tf.config.threading.set_intra_op_parallelism_threads(threads())
         if not os.environ.get("TF_CONFIG"):  # a job of several machines has to be set up before
             tf.constant(0)  # the first tensor starts the devices, which have notes of their own
     from keras_transformer.progress import show_logs
 
     show_logs()
+
+
+def training_threads(settings: Settings) -> int:
+    from keras_transformer.step import threads_of
+
+    return threads_of(settings.training.tokens_per_batch)
 
 
 @app.command()
@@ -84,7 +89,7 @@ def demo() -> None:
     in runs/phrasebook, as [bold]keras-transformer train[/bold] without settings keeps it.
     """
     settings, run_dir = load_settings(None), Path("runs/phrasebook")
-    load_tensorflow(one_core=True)
+    load_tensorflow(lambda: training_threads(settings))
     from keras_transformer import evaluation, training
     from keras_transformer.data.sources import read_pairs
 
@@ -124,7 +129,7 @@ def train(
     settings = load_settings(config, changes or [])
     if run_dir is None:
         run_dir = Path("runs") / (config.stem if config else "phrasebook")
-    load_tensorflow(one_core=True)
+    load_tensorflow(lambda: training_threads(settings))
     from keras_transformer import training
 
     stopped_by = training.train(settings, run_dir)
@@ -257,12 +262,12 @@ def evaluate(
     """Translate SOURCE and score it against REFERENCE: sacreBLEU and chrF on detokenised text, with signatures."""
     from keras_transformer.data.sources import text_pairs
 
+    data = run_settings(run, [f"data.bleu_tokenizer={tokenizer}"] if tokenizer else []).data
     pairs = text_pairs(source, reference)
     translator = load_translator(run, decoding_of(run, beam_size, None, length_penalty, precision, changes))
     from keras_transformer import evaluation
 
-    data = run_settings(run).data
-    language, tokenizer = language or data.target_language, tokenizer or data.bleu_tokenizer
+    language, tokenizer = language or data.target_language, data.bleu_tokenizer
     evaluation.make_bleu(language, tokenizer)
     translations = with_progress(translator, [source for source, _ in pairs])
     typer.echo(str(evaluation.evaluate(translations, [target for _, target in pairs], language, tokenizer)))
@@ -355,7 +360,7 @@ def load_translator(run: Path, decoding):
     # A batch on each core, each operation on one: the fastest way to translate on a CPU. So is Eigen in float32.
     if "tensorflow" not in sys.modules and decoding.precision == "float32":
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    load_tensorflow(one_core=True)
+    load_tensorflow(lambda: 1)
     from keras_transformer.translator import Translator
 
     return Translator.load(run, decoding)

@@ -82,14 +82,12 @@ class TrainingSettings(Strict):
     deterministic: bool = Field(
         False, description="the same run again gives the same weights, bit for bit; slower on GPUs"
     )
-    max_skipped: Count = Field(
-        20, description="stop when so many updates in a row had a loss or gradient that was not finite"
-    )
+    max_skipped: Count = Field(20, description="stop after so many updates in a row without a finite loss and gradient")
     init_from: str | None = Field(None, description="a run folder whose best model to begin with")
     init_vocabulary: Literal["keep", "new"] = Field(
-        "keep", description="with init_from: its vocabulary, or a new one, with the rows of pieces that both have"
+        "keep", description="with init_from: its vocabulary, or a new one, rows carried over by piece"
     )
-    frozen: tuple[str, ...] = Field((), description="parts to leave as they are: encoder, decoder/dec_layer1, ...")
+    frozen: tuple[str, ...] = Field((), description="parts that stay as they are: encoder, decoder/dec_layer1, ...")
     seed: int = Field(1, ge=0, description="of the weights, the dropout and the order of the text")
     log_every: Count = Field(100, description="updates between two lines of metrics.jsonl and the curves")
     evaluate_every: Count = Field(500, description="updates between two measures on dev")
@@ -165,6 +163,13 @@ class Settings(Strict):
             raise ValueError("data.dev must be given with data.train: the phrasebook says nothing about other text")
         if self.model.share_embeddings and not self.data.joint_vocabulary:
             raise ValueError("model.share_embeddings needs data.joint_vocabulary")
+        if self.training.average > self.training.keep_checkpoints:
+            raise ValueError(
+                f"training.average must be at most training.keep_checkpoints, got {self.training.average} and "
+                f"{self.training.keep_checkpoints}"
+            )
+        if self.training.init_vocabulary == "new" and not self.training.init_from:
+            raise ValueError("training.init_vocabulary needs training.init_from")
         if self.training.deterministic and self.data.subword_dropout:
             raise ValueError("training.deterministic cannot be had with data.subword_dropout, which has no seed")
         return self

@@ -19,13 +19,11 @@ class WorkerLost(UserError):
 
 
 def make_strategy() -> tf.distribute.Strategy:
-    """The strategy in whose scope the caller is; else all workers of TF_CONFIG, all GPUs, or the one device.
+    """All workers of TF_CONFIG, all GPUs, or the one device.
 
     Raises:
         UsageError: TF_CONFIG is not what TensorFlow takes, or comes too late.
     """
-    if tf.distribute.has_strategy():
-        return tf.distribute.get_strategy()
     try:
         cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster")
         if cluster:

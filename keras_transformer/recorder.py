@@ -11,7 +11,8 @@ from keras_transformer.files import whole
 class Recorder:
     """Writes a run's figures as they come.
 
-    What a killed run had measured after its last checkpoint is measured again: here it is dropped.
+    What a killed run had measured after its last checkpoint is measured again, and so is the mean of checkpoints at
+    this step: here they are dropped. Figures of a mean have the number of checkpoints as `average`.
 
     Args:
         run_dir: the run folder.
@@ -21,7 +22,8 @@ class Recorder:
     def __init__(self, run_dir: Path, step: int):
         self.path = run_dir / "metrics.jsonl"
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-        records = [record for record in map(read_record, lines) if record and record["step"] <= step]
+        records = [record for record in map(read_record, lines) if record]
+        records = [record for record in records if record["step"] <= step - ("average" in record)]
         with whole(self.path) as beside:
             beside.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         # TensorBoard would show a step that is measured twice twice: its files are written anew.
@@ -37,8 +39,8 @@ class Recorder:
     def draw(self, record: dict[str, float]) -> None:
         with self.curves.as_default(record["step"]):
             for name, value in record.items():
-                if name != "step":
-                    tf.summary.scalar(name, value)
+                if name not in ("step", "average"):
+                    tf.summary.scalar(f"average_{name}" if "average" in record else name, value)
 
     def write(self, step: int, figures: dict[str, float]) -> None:
         record = {"step": step, **figures}

@@ -1,6 +1,7 @@
 """A run on a page: its curves as a picture, its figures as markdown."""
 
 import json
+import math
 import statistics
 import zipfile
 from pathlib import Path
@@ -42,25 +43,19 @@ def write_report(run_dir: Path, out: Path) -> Path:
 def read_metrics(path: Path) -> list[dict]:
     """The records of metrics.jsonl, each with "mean": whether it is of the mean of checkpoints.
 
-    That is measured at the last step, after the model itself: it is the second measure on dev of the same step.
-
     Raises:
         DataError: there are none, or a line is no record.
     """
     lines = list(open_lines(path)) if path.exists() else []
-    records, measured = [], set()
+    records = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            step = record["step"]
+            records.append({**record, "step": record["step"], "mean": "average" in record})
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # half a line, of a run at work
                 break
             raise DataError(f"{path}, line {number}: not a line that train wrote") from error
-        measure = "dev_loss" in record
-        records.append({**record, "mean": measure and step in measured})
-        if measure:
-            measured.add(step)
     if not records:
         raise DataError(f"{path.parent}: no figures yet ({path.name} is missing or empty); train it first")
     return records
@@ -72,7 +67,8 @@ def best_measure(settings: Settings, records: list[dict]) -> dict | None:
     def worth(record):
         return record["dev_bleu"] if settings.training.select == "bleu" else -record["dev_loss"]
 
-    return max((record for record in records if "dev_loss" in record), key=worth, default=None)
+    measures = [record for record in records if "dev_loss" in record]
+    return max((record for record in measures if math.isfinite(worth(record))), key=worth, default=None)
 
 
 def draw_curves(run_dir: Path, settings: Settings, records: list[dict], path: Path) -> None:

@@ -11,6 +11,7 @@ from keras_transformer.data.pipeline import teacher_forcing
 from keras_transformer.ids import PAD
 from keras_transformer.losses import loss_function
 from keras_transformer.masks import create_masks
+from keras_transformer.precision import cores
 
 IDS = tf.TensorSpec((None, None), tf.int32)
 CHUNKS = 8
@@ -26,8 +27,7 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
     `loss_function` of the same logits, times the number of tokens; but they are never all there at once. Projection,
     softmax and both products of the gradient are made chunk by chunk, while a chunk is in the processor's cache: with a
     small model, reading and writing numbers of (batch, tar_len, vocab_size) takes longer than its matrix products. What
-    label smoothing and the right token add to the gradient is the same for the whole vocabulary or in one place of it,
-    and needs no pass over the logits.
+    label smoothing adds to the gradient is the same for the whole vocabulary, and needs no pass over it.
 
     Args:
         x: vectors (tokens, d_model).
@@ -46,7 +46,8 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
     def total(x, kernel, *bias):
         dtype = x.dtype  # the products' type; sums are float32's, and the loss's float64's
         products = tf.cast(kernel, dtype)
-        weights = tf.cast(real != PAD, dtype)[:, None]
+        weights32 = tf.cast(real != PAD, tf.float32)[:, None]
+        weights = tf.cast(weights32, dtype)
         x = tf.where(weights > 0, x, 0)  # whatever is at padding, NaN included
         size = tf.shape(x)[0]
         rights, x_gradients, kernel_gradients, bias_gradients = [], [], [], []
@@ -55,34 +56,32 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
             logits = tf.cast(tf.matmul(x[rows], products), tf.float32)
             probabilities = tf.nn.softmax(logits + bias[0] if bias else logits)
             rights.append(tf.gather(probabilities, real[rows], batch_dims=1))
-            weighted = tf.cast(probabilities, dtype)
-            x_gradients.append(tf.matmul(weighted, products, transpose_b=True))
-            kernel_gradients.append(tf.matmul(x[rows] * weights[rows], weighted, transpose_a=True))
+            # Before it is rounded to 16 bits: of a token that is all but certain, the difference is what counts.
+            places = tf.stack([tf.range(tf.shape(logits)[0]), real[rows]], 1)
+            off = tf.tensor_scatter_nd_sub(probabilities, places, tf.fill(tf.shape(places)[:1], 1 - label_smoothing))
+            off = tf.cast(off, dtype)
+            x_gradients.append(tf.cast(tf.matmul(off, products, transpose_b=True), tf.float32))
+            by_kernel = tf.matmul(x[rows] * weights[rows], off, transpose_a=True)
+            kernel_gradients.append(tf.cast(by_kernel, tf.float32))
             if bias:
-                bias_gradients.append(tf.linalg.matvec(weighted, weights[rows, 0], transpose_a=True))
-        # The target's mean vector: the kernel's column of the right token, and label_smoothing of the mean column.
+                bias_gradients.append(tf.linalg.matvec(tf.cast(off, tf.float32), weights32[rows, 0], transpose_a=True))
         rights = tf.maximum(tf.cast(tf.concat(rights, 0), tf.float64), 1.2e-38)
-        right, mean = tf.gather(tf.transpose(kernel), real), tf.reduce_mean(kernel, 1)
-        x32, weights32 = tf.cast(x, tf.float32), tf.cast(weights, tf.float32)
-        surplus = tf.reduce_sum(x32 * (right - mean), 1)
+        # Smoothing takes away from each token's loss what its logit is above the mean logit.
+        mean = tf.reduce_mean(kernel, 1)
+        surplus = tf.reduce_sum(tf.cast(x, tf.float32) * (tf.gather(tf.transpose(kernel), real) - mean), 1)
         if bias:
             surplus += tf.gather(bias[0], real) - tf.reduce_mean(bias[0])
         losses = label_smoothing * tf.cast(surplus, tf.float64) - tf.math.log(rights)
         loss = tf.reduce_sum(tf.where(real != PAD, losses, 0.0))
 
         def gradient(upstream):
-            target = (1 - label_smoothing) * right + label_smoothing * mean
-            x_gradient = (tf.cast(tf.concat(x_gradients, 0), tf.float32) - target) * weights32 * upstream
             even = label_smoothing / vocab_size
-            seen = x32 * weights32
-            hot = tf.math.unsorted_segment_sum(seen, real, vocab_size)  # (vocab_size, d_model)
-            kernel_gradient = tf.cast(tf.add_n(kernel_gradients), tf.float32) - even * tf.reduce_sum(seen, 0)[:, None]
-            kernel_gradient -= (1 - label_smoothing) * tf.transpose(hot)
-            gradients = [tf.cast(x_gradient, dtype), tf.cast(kernel_gradient * upstream, kernel.dtype)]
+            x_gradient = (tf.concat(x_gradients, 0) - label_smoothing * mean) * weights32 * upstream
+            total_x = tf.reduce_sum(tf.cast(x, tf.float32) * weights32, 0)
+            kernel_gradient = (tf.add_n(kernel_gradients) - even * total_x[:, None]) * upstream
+            gradients = [tf.cast(x_gradient, dtype), tf.cast(kernel_gradient, kernel.dtype)]
             if bias:
-                hot = tf.math.unsorted_segment_sum(weights32[:, 0], real, vocab_size)
-                dense = tf.cast(tf.add_n(bias_gradients), tf.float32) - even * tf.reduce_sum(weights32)
-                gradients.append((dense - (1 - label_smoothing) * hot) * upstream)
+                gradients.append((tf.add_n(bias_gradients) - even * tf.reduce_sum(weights32)) * upstream)
             return gradients
 
         return tf.cast(loss, tf.float32), gradient
@@ -96,6 +95,20 @@ class Sums(NamedTuple):
     loss: tf.Tensor
     tokens: tf.Tensor
     gradients: list[tf.Tensor]
+
+
+def parts_of(tokens_per_batch: int) -> int:
+    """Into how many parts to cut batches of this size: on a CPU one for each core, up to 4.
+
+    More of them, or smaller ones, would make the graph larger than they make the step faster.
+    """
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    return 1 if on_gpu else max(1, min(4, cores(), tokens_per_batch // 512))
+
+
+def threads_of(tokens_per_batch: int) -> int:
+    """On how many cores to compute an operation, for TensorFlow's intra-op threads, so that all parts have some."""
+    return max(1, cores() // parts_of(tokens_per_batch))
 
 
 def build(model, optimizer):

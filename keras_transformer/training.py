@@ -2,10 +2,10 @@
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import logging
 import math
-import os
 import random
 import signal
 import time
@@ -17,7 +17,15 @@ import keras
 import tensorflow as tf
 
 from keras_transformer.adapting import carry_over, freeze
-from keras_transformer.checkpoints import checkpoint_files, mean_of_checkpoints, restore_newest, save_checkpoint
+from keras_transformer.checkpoints import (
+    DAMAGED,
+    checkpoint_files,
+    mean_of_checkpoints,
+    newest_state,
+    read_checkpoint,
+    restore_newest,
+    save_checkpoint,
+)
 from keras_transformer.config import (
     ModelSettings,
     Settings,
@@ -47,7 +55,7 @@ from keras_transformer.precision import fastest_precision, policy, products
 from keras_transformer.progress import Progress
 from keras_transformer.recorder import Recorder
 from keras_transformer.schedule import CustomSchedule
-from keras_transformer.step import IDS, make_accumulated_step, make_evaluate_step, make_train_step
+from keras_transformer.step import IDS, make_accumulated_step, make_evaluate_step, make_train_step, parts_of
 from keras_transformer.translator import Translator, TranslatorModule, copy_variables, load_run
 
 log = logging.getLogger(__name__)
@@ -128,8 +136,8 @@ class DevSet:
         data = self.settings.data
         references = [target for _, target in self.pairs]
         scores = evaluate(translations, references, data.target_language, data.bleu_tokenizer)
-        examples = [(*pair, translation) for pair, translation in zip(self.pairs[:5], translations[:5], strict=True)]
-        examples = [(source, translation, reference) for source, reference, translation in examples]
+        sources = [source for source, _ in self.pairs]
+        examples = list(zip(sources[:5], translations[:5], references[:5], strict=True))
         return (
             {
                 "dev_loss": float(self.loss.result()),
@@ -179,17 +187,21 @@ def read_text(settings: Settings, run_dir: Path) -> Text:
     return Text(tokenizers, train_pairs, list(dev_pairs), dev_corpus, fingerprint)
 
 
-def train(settings: Settings, run_dir: str | Path) -> int | None:
+def train(settings: Settings, run_dir: str | Path, strategy: tf.distribute.Strategy | None = None) -> int | None:
     """Train a model into a run folder, or go on with the one that is there.
 
-    Bad settings and bad text are refused before anything is written. In the scope of a `tf.distribute.Strategy` it
-    trains under that; else `distribution.make_strategy` picks one.
+    Bad settings and bad text are refused before anything is written.
+
+    Args:
+        settings: all of the run's.
+        run_dir: the run folder.
+        strategy: the devices to train on, not in its scope; None for what `distribution.make_strategy` finds.
 
     Returns:
         The signal that stopped it after a checkpoint, or None if it came to its end.
     """
     run_dir = Path(run_dir)
-    strategy = make_strategy()
+    strategy = strategy or make_strategy()
     if settings.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     # Keras draws the seeds of its initializers and of its dropout from here. `keras.utils.set_random_seed` would do so
@@ -272,15 +284,12 @@ class Trainer:
 
     def __init__(self, settings: Settings, run_dir: Path, text: Text, strategy: tf.distribute.Strategy):
         self.settings, self.run_dir, self.text, self.strategy = settings, run_dir, text, strategy
-        self.total = make_total(strategy)
+        self.total, workers = make_total(strategy), worker_of(strategy)[1]
         self.chief = worker_of(strategy)[0] == 0
         training = settings.training
-        self.precision = fastest_precision() if training.precision == "auto" else training.precision
+        self.precision = self.choose_precision()
         with strategy.scope():
             self.model = make_model(settings.model, text.tokenizers, policy(self.precision))
-            if training.init_from and not checkpoint_files(run_dir / "checkpoints"):
-                new = carry_over(*load_run(Path(training.init_from)), self.model, text.tokenizers)
-                log.info("weights of %s; %d pieces are new", training.init_from, new)
             freeze(self.model, training.frozen)
             self.optimizer = make_optimizer(training, settings.model.d_model)
             if self.precision == "mixed_float16":
@@ -288,10 +297,19 @@ class Trainer:
             self.optimizer.build(self.model.trainable_variables)
         self.variables = [*self.model.variables, *self.optimizer.variables]
         first = {"step": 0, "batches": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None}
-        first |= {"skipped": 0, "text": text.fingerprint}
-        self.state = {**first, **(restore_newest(run_dir / "checkpoints", self.variables) or {})}
+        first |= {"skipped": 0, "text": text.fingerprint, "precision": self.precision}
+        restored = restore_newest(run_dir / "checkpoints", self.variables)
+        if restored is None and checkpoint_files(run_dir / "checkpoints"):
+            raise DataError(f"{run_dir}: none of its checkpoints can be read; begin anew in another --run-dir")
+        if restored is None and training.init_from:
+            new = carry_over(*load_run(Path(training.init_from)), self.model, text.tokenizers)
+            log.info("weights of %s; %d pieces are new", training.init_from, new)
+        self.state = {**first, **(restored or {})}
         if self.state["text"] != text.fingerprint:
             raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
+        number = int(hashlib.sha256(text.fingerprint.encode()).hexdigest()[:4], 16)
+        if self.total(number) != workers * number:
+            raise DataError(f"{run_dir}: the workers do not have the same training and dev text")
         spread_seeds(strategy, self.model.variables)
         self.loss, self.gradient_norm = keras.metrics.Mean(), keras.metrics.Mean()
         self.skipped = tf.Variable([self.state["skipped"], 0])
@@ -332,6 +350,13 @@ class Trainer:
                 self.save()
         return stop.received
 
+    def choose_precision(self) -> str:
+        """The settings'; with auto, the one that the run was begun in, or this machine's fastest."""
+        if self.settings.training.precision != "auto":
+            return self.settings.training.precision
+        begun = newest_state(self.run_dir / "checkpoints")
+        return begun["precision"] if begun else fastest_precision()
+
     def prepare_corpus(self) -> Corpus:
         tables = (self.settings.model.pe_input, self.settings.model.pe_target)
         text, folder = self.text, self.run_dir / "corpus"
@@ -348,15 +373,13 @@ class Trainer:
         """A function of an iterator of batches that makes one update."""
         training = self.settings.training
         replicas = self.strategy.num_replicas_in_sync
-        on_gpu, cores = bool(tf.config.list_logical_devices("GPU")), len(os.sched_getaffinity(0))
         options = {
             "label_smoothing": training.label_smoothing,
             "train_loss": self.loss,
             "clip_norm": training.clip_norm,
             "gradient_norm": self.gradient_norm,
             "skipped": self.skipped,
-            # More, or smaller ones, would make the graph larger than they make the step faster.
-            "parts": 1 if on_gpu or replicas > 1 else max(1, min(4, cores, training.tokens_per_batch // 512)),
+            "parts": 1 if replicas > 1 else parts_of(training.tokens_per_batch),
             "signature": signature,
         }
         with self.strategy.scope():
@@ -390,7 +413,7 @@ class Trainer:
                 state["batches"] += in_update
                 progress.advance(1)
                 last = state["step"] == training.max_steps
-                if state["step"] % training.max_skipped == 0:
+                if state["step"] % min(training.max_skipped, training.checkpoint_every) == 0:
                     self.check_finite()
                 if state["step"] % training.log_every == 0 or last:
                     self.show(progress, time.perf_counter() - begin)
@@ -422,53 +445,60 @@ class Trainer:
             return
         raise DataError(
             f"{self.run_dir}: loss or gradient was infinite or not a number {in_a_row} times in a row, up to update "
-            f"{self.state['step']}; the last checkpoint is from before. Try a lower training.learning_rate, more "
+            f"{self.state['step']}; the checkpoints have the weights from before. Try a lower training.learning_rate, more "
             "training.warmup_steps, a training.clip_norm, or training.precision=float32"
         )
 
     def show(self, progress: Progress, seconds: float) -> None:
         """Record and show the figures of the updates since the last time, which took so long."""
         skipped = int(self.skipped[0])
-        figures = {
-            "loss": float(self.loss.result()),
-            "learning_rate": float(keras.ops.convert_to_numpy(self.optimizer.learning_rate)),
-            "gradient_norm": float(self.gradient_norm.result()),
-            "tokens_per_second": float(self.loss.count) / seconds,
-            **({"skipped": skipped} if skipped else {}),
-        }
+        figures = {"learning_rate": float(keras.ops.convert_to_numpy(self.optimizer.learning_rate))}
+        if tokens := float(self.loss.count):  # 0 if every update was skipped
+            figures |= {"loss": float(self.loss.result()), "gradient_norm": float(self.gradient_norm.result())}
+            figures["tokens_per_second"] = tokens / seconds
+        if skipped:
+            figures["skipped"] = skipped
         self.loss.reset_state()
         self.gradient_norm.reset_state()
         if self.chief:
             self.recorder.write(self.state["step"], figures)
-        progress.show(
-            f"loss {figures['loss']:.3f}, learning rate {figures['learning_rate']:.2e}, "
-            f"gradient {figures['gradient_norm']:.2f}, {figures['tokens_per_second']:,.0f} tokens/s"
-            + (f", {skipped} updates skipped" if skipped else "")
-        )
+        formats = {
+            "loss": "loss {:.3f}", "learning_rate": "learning rate {:.2e}", "gradient_norm": "gradient {:.2f}",
+            "tokens_per_second": "{:,.0f} tokens/s", "skipped": "{} updates skipped",
+        }  # fmt: skip
+        progress.show(", ".join(text.format(figures[name]) for name, text in formats.items() if name in figures))
 
-    def measure_and_select(self, name: str) -> None:
-        """Measure on dev; write best.keras if none before was better."""
+    def measure_and_select(self, name: str, averaged: int = 0) -> None:
+        """Measure on dev the model, or the mean of so many checkpoints; write best.keras if none before was better."""
         figures, scores, examples = self.dev.measure()
         state = self.state
-        self.recorder.write(state["step"], figures)
+        self.recorder.write(state["step"], ({"average": averaged} if averaged else {}) | figures)
         self.recorder.write_translations(state["step"], examples)
         log.info(
             "%s: dev loss %.3f, BLEU %.2f, exact match %.1f %%",
             name, figures["dev_loss"], scores.bleu, 100 * scores.exact_match,
         )  # fmt: skip
         worth = scores.bleu if self.settings.training.select == "bleu" else -figures["dev_loss"]
-        state["measures_since_best"] += 1
-        if math.isfinite(worth) and (state["best"] is None or worth > state["best"]):
-            state.update(best=worth, best_step=state["step"], measures_since_best=0)
+        better = math.isfinite(worth) and (state["best"] is None or worth > state["best"])
+        if not averaged:  # patience is for the run itself, which its mean does not prolong
+            state["measures_since_best"] = 0 if better else state["measures_since_best"] + 1
+        if better:
+            state.update(best=worth, best_step=state["step"])
             with whole(self.run_dir / "best.keras") as beside:
                 self.dev.model.save(beside)
 
     def try_average(self) -> None:
         """Measure the mean of the newest checkpoints: is it the best model yet?"""
-        paths = checkpoint_files(self.run_dir / "checkpoints")[-self.settings.training.average :]
+        paths = []
+        for path in checkpoint_files(self.run_dir / "checkpoints")[-self.settings.training.average :]:
+            try:
+                read_checkpoint(path)
+                paths.append(path)
+            except DAMAGED as error:
+                log.warning("%s: damaged, passed over (%s)", path, error)
         variables = self.model.trainable_variables
         trained = [variable.numpy() for variable in variables]
         assign_mean(self.model, paths)
-        self.measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}")
+        self.measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}", len(paths))
         for variable, value in zip(variables, trained, strict=True):
             variable.assign(value)

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from keras_transformer.errors import DataError, UsageError, first_line
 from keras_transformer.ids import END, PAD, START
 from keras_transformer.masks import create_masks, create_padding_mask
 from keras_transformer.model import Transformer
+from keras_transformer.precision import cores
 from keras_transformer.quiet import quiet_stderr
 
 POSITIONS = 4096  # source positions, times the beam's size, that are worked on together
@@ -379,7 +379,7 @@ def workers() -> int:
     """One for each core, if TensorFlow leaves the others free while it computes an operation."""
     if tf.config.threading.get_intra_op_parallelism_threads() != 1:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()
 
 
 def length_batches(lengths: np.ndarray, positions: int, rows: int) -> list[np.ndarray]:

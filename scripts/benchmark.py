@@ -217,18 +217,19 @@ def own(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
+    from keras_transformer.translator import workers
+
     tf.config.threading.set_intra_op_parallelism_threads(1)
     data = np.load(batches)
     test = data["test"]
     parts = [test[i : i + batch] for i in range(0, len(test), batch)]
     parts = [part[:, : max(1, int((part != 0).sum(1).max()))] for part in parts]
     search = make_search(SIZES[size], int(data["vocab"]), beam, precision)
-    cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(workers()) as pool:
 
         def run(ids):
             tokens = length or ids.shape[1]
-            shares = [share for share in np.array_split(ids, cores) if len(share)]
+            shares = [share for share in np.array_split(ids, workers()) if len(share)]
             outputs = list(pool.map(lambda share: search(share, tokens).ids.numpy(), shares))
             assert sum(output.shape[0] for output in outputs) == len(ids)
             assert all(output.shape[2] == tokens and (output != 0).all() for output in outputs)
@@ -280,20 +281,20 @@ def own_train(batches: Path, size: str = "tiny", seconds: float = 20, precision:
     import keras
     import tensorflow as tf
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    from keras_transformer.precision import products
+    from keras_transformer.precision import cores, products
     from keras_transformer.schedule import CustomSchedule
-    from keras_transformer.step import make_train_step
+    from keras_transformer.step import make_train_step, parts_of, threads_of
 
-    cores = len(os.sched_getaffinity(0))
+    positions = 4096
+    tf.config.threading.set_intra_op_parallelism_threads(threads_of(positions))
     data = np.load(batches)
     pairs = [(data[f"inp{k}"], data[f"tar{k}"]) for k in range(int(data["n"]))]
     vocab = int(data["vocab"])
     model = make_model(SIZES[size], vocab, "float32")
     optimizer = keras.optimizers.Adam(CustomSchedule(SIZES[size]["d_model"]), beta_1=0.9, beta_2=0.98, epsilon=1e-9)
-    step = make_train_step(model, optimizer, label_smoothing=0.1, clip_norm=1.0, parts=cores)
+    step = make_train_step(model, optimizer, label_smoothing=0.1, clip_norm=1.0, parts=parts_of(positions))
     with products(precision):
-        peak = peak_flops(cores)
+        peak = peak_flops(cores())
         for inp, tar in pairs[:2]:
             float(step(inp, tar))
         rates, flops, begin = [], [], time.perf_counter()
@@ -304,7 +305,7 @@ def own_train(batches: Path, size: str = "tiny", seconds: float = 20, precision:
             spent = time.perf_counter() - start
             rates.append((tar[:, 1:] != 0).sum() / spent)
             flops.append(step_flops(SIZES[size], vocab, inp.shape, tar.shape) / spent)
-        peak = max(peak, peak_flops(cores))
+        peak = max(peak, peak_flops(cores()))
     print(
         f"own {size} {precision}: {np.median(rates):.0f} target tokens/s (median of {len(rates)} steps), "
         f"{100 * np.median(flops) / peak:.0f} % of {peak / 1e9:.0f} GFLOP/s"

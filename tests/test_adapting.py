@@ -65,7 +65,7 @@ def test_another_size_is_refused_by_name():
         other.build((None, None), (None, None))
     with pytest.raises(UsageError, match=r"ffn/inner/kernel is \(8, 16\), the other run's is \(8, 24\)"):
         carry_over(wider, pieces, make(3, 0), pieces)
-    with pytest.raises(UsageError, match="only one of the two models has transformer/decoder/dec_layer2/"):
+    with pytest.raises(UsageError, match="only one of the two models has 'transformer/decoder/dec_layer2/"):
         carry_over(deeper, pieces, make(3, 0), pieces)
 
 

@@ -143,20 +143,24 @@ def test_two_replicas_train_as_one_device(tmp_path, kind):
                     np.testing.assert_allclose(found[f"sgd weights {i:03d}"], weight, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_lost_worker_ends_the_job_which_goes_on_when_started_again(tmp_path):
-    """One of two is killed: the other says so and ends; both started again finish the run from the last checkpoint."""
+@pytest.fixture
+def settings_file(tmp_path):
+    """Of a small run on two files."""
     for side, name in enumerate(("letters", "digits")):
         (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in PAIRS), encoding="utf-8")
-    settings = small([str(tmp_path / "letters"), str(tmp_path / "digits")], max_steps=1000, checkpoint_every=10)
-    settings = settings.model_copy(
-        update={"training": settings.training.model_copy(update={"evaluate_every": 1000, "log_every": 10})}
-    )
+    files = [str(tmp_path / "letters"), str(tmp_path / "digits")]
+    settings = small(files, max_steps=1000, checkpoint_every=10, evaluate_every=1000, log_every=10)
     (tmp_path / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
+    return tmp_path / "settings.yaml"
+
+
+@pytest.mark.slow
+def test_a_lost_worker_ends_the_job_which_goes_on_when_started_again(tmp_path, settings_file):
+    """One of two is killed: the other says so and ends; both started again finish the run from the last checkpoint."""
     run_dir = tmp_path / "run"
 
     def command(steps):
-        arguments = ["train", tmp_path / "settings.yaml", "--run-dir", run_dir, "--set", f"training.max_steps={steps}"]
+        arguments = ["train", settings_file, "--run-dir", run_dir, "--set", f"training.max_steps={steps}"]
         return lambda worker: ["-m", "keras_transformer", *arguments]
 
     chief, other = start_workers(command(1000))
@@ -183,3 +187,36 @@ def test_a_bad_tf_config_is_one_line(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{cluster")
     with pytest.raises(UsageError, match="^TF_CONFIG: "):
         distribution.make_strategy()
+
+
+UNDER_A_STRATEGY = """
+import sys
+import tensorflow as tf
+[cpu] = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from keras_transformer.config import load_settings
+from keras_transformer.training import train
+train(load_settings(sys.argv[1], sys.argv[3:]), sys.argv[2], tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_on_two_devices_goes_on_bit_for_bit(tmp_path, settings_file):
+    """With dropout, and two batches of each device in an update: 6 updates, stopped after 4 or not."""
+
+    def train(name, *changes):
+        arguments = [sys.executable, "-c", UNDER_A_STRATEGY, settings_file, tmp_path / name, *changes]
+        result = subprocess.run(
+            arguments, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True, encoding="utf-8"
+        )
+        assert result.returncode == 0, result.stderr
+
+    train("straight", "training.accumulate=2", "training.max_steps=6")
+    train("stopped", "training.accumulate=2", "training.max_steps=4", "training.average=0")
+    train("stopped", "training.accumulate=2", "training.max_steps=6")
+    name = "checkpoints/step-00000006.npz"
+    with np.load(tmp_path / "straight" / name) as straight, np.load(tmp_path / "stopped" / name) as stopped:
+        for key in straight.files:
+            if key != "state.json":
+                np.testing.assert_array_equal(straight[key], stopped[key], err_msg=key)
+        assert json.loads(str(straight["state.json"]))["batches"] == 6 * 2 * 2

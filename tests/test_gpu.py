@@ -15,10 +15,11 @@ GPUS = tf.config.list_physical_devices("GPU")
 @pytest.mark.skipif(not GPUS, reason="no GPU: tf.config.list_physical_devices('GPU') is empty")
 def test_trains_and_translates_on_a_gpu(tmp_path, files):  # noqa: F811
     """The matrix products run there, the losses are the CPU's to 1e-3, and a bad id is an error there too."""
-    training.train(small(files), tmp_path / "gpu")
+    settings = small(files, precision="float32")
+    training.train(settings, tmp_path / "gpu")
     assert any("GPU" in tf.matmul(a, a).device for a in [tf.ones((2, 2))])
     with tf.device("CPU"):
-        training.train(small(files), tmp_path / "cpu")
+        training.train(settings, tmp_path / "cpu")
     np.testing.assert_allclose(
         list(figures(tmp_path / "gpu").values()), list(figures(tmp_path / "cpu").values()), rtol=1e-3
     )

@@ -31,6 +31,16 @@ def test_what_came_after_the_last_checkpoint_is_dropped_everywhere(tmp_path):
     assert [(record["step"], record["loss"]) for record in records] == expected
 
 
+def test_the_mean_of_checkpoints_has_a_curve_of_its_own(tmp_path):
+    """Measured at the run's last step: gone on from there it is measured again, further on it stays."""
+    recorder = Recorder(tmp_path, 0)
+    recorder.write(3, {"loss": 2.0})
+    recorder.write(3, {"average": 5, "loss": 1.0})
+    for step, left in ((4, 2), (3, 1)):
+        assert len(Recorder(tmp_path, step).path.read_text().splitlines()) == left
+        assert curves(tmp_path) == [(3, 2.0)]
+
+
 def test_translations_are_a_table(tmp_path):
     Recorder(tmp_path, 0).write_translations(5, [("a | b", "c", "d")])
     [path] = (tmp_path / "tensorboard" / "translations").glob("events*")
