@@ -262,8 +262,8 @@ def evaluate(
     """Translate SOURCE and score it against REFERENCE: sacreBLEU and chrF on detokenised text, with signatures."""
     from keras_transformer.data.sources import text_pairs
 
-    data = run_settings(run, [f"data.bleu_tokenizer={tokenizer}"] if tokenizer else []).data
     pairs = text_pairs(source, reference)
+    data = run_settings(run, [f"data.bleu_tokenizer={tokenizer}"] if tokenizer else []).data
     translator = load_translator(run, decoding_of(run, beam_size, None, length_penalty, precision, changes))
     from keras_transformer import evaluation
 

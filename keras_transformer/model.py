@@ -80,7 +80,7 @@ class Stack(ExplicitCall, keras.layers.Layer):
 
     def embed(self, ids, training):
         """dropout(embedding * sqrt(d_model) + position) (sections 3.4 and 3.5), (batch, seq_len, d_model)."""
-        check_ids(ids, self.embedding.input_dim, self.name)
+        ids = check_ids(ids, self.embedding.input_dim, self.name)
         return self.dropout(self.look_up(ids), training=training)
 
     def look_up(self, ids, start=0):

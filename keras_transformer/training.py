@@ -445,8 +445,8 @@ class Trainer:
             return
         raise DataError(
             f"{self.run_dir}: loss or gradient was infinite or not a number {in_a_row} times in a row, up to update "
-            f"{self.state['step']}; the checkpoints have the weights from before. Try a lower training.learning_rate, more "
-            "training.warmup_steps, a training.clip_norm, or training.precision=float32"
+            f"{self.state['step']}; the checkpoints have the weights from before. Try a lower training.learning_rate, "
+            "more training.warmup_steps, a training.clip_norm, or training.precision=float32"
         )
 
     def show(self, progress: Progress, seconds: float) -> None:

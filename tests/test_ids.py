@@ -16,7 +16,7 @@ def test_the_special_ids_are_the_first_four():
 
 @pytest.mark.parametrize("ids", [[[0, 39]], [[7]], np.zeros((2, 0), "int32"), np.array([3], "uint8")])
 def test_ids_from_0_to_the_last_pass(ids):
-    assert check_ids(ids, 40, "source") is None
+    assert check_ids(ids, 40, "source") is ids
 
 
 @pytest.mark.parametrize(("bad", "ids"), BAD)
