@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +57,22 @@ def read_checkpoint(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     return arrays, json.loads(str(arrays.pop(STATE)))
 
 
-def newest_state(folder: Path) -> dict | None:
-    """The state of the newest readable checkpoint; None if there is none."""
+def readable_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, np.ndarray], dict]]:
+    """Path, arrays and state of each checkpoint, newest first; a damaged one is passed over with a warning."""
     for path in reversed(checkpoint_files(folder)):
-        with contextlib.suppress(*DAMAGED):
-            return read_checkpoint(path)[1]
+        try:
+            arrays, state = read_checkpoint(path)
+        except DAMAGED as error:
+            log.warning("%s: damaged, passed over (%s)", path, error)
+            continue
+        yield path, arrays, state
+
+
+def newest_state(folder: Path) -> dict | None:
+    """The state of the newest checkpoint of which that can be read, its arrays left unread; None if there is none."""
+    for path in reversed(checkpoint_files(folder)):
+        with contextlib.suppress(*DAMAGED), path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return json.loads(str(stored[STATE]))
     return None
 
 
@@ -90,7 +102,7 @@ def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
 
 
 def restore_newest(folder: Path, variables: list) -> dict | None:
-    """Assign the newest readable checkpoint to `variables`; a damaged one is passed over with a warning.
+    """Assign the newest readable checkpoint to `variables`.
 
     Returns:
         Its state, or None if there is no checkpoint.
@@ -98,12 +110,7 @@ def restore_newest(folder: Path, variables: list) -> dict | None:
     Raises:
         DataError: a checkpoint's variables are not these, by name or shape.
     """
-    for path in reversed(checkpoint_files(folder)):
-        try:
-            arrays, state = read_checkpoint(path)
-        except DAMAGED as error:
-            log.warning("%s: damaged, passed over (%s)", path, error)
-            continue
+    for path, arrays, state in readable_checkpoints(folder):
         wanted = named(variables)
         if wanted.keys() != arrays.keys():
             other = sorted(wanted.keys() ^ arrays.keys())[0]

@@ -46,9 +46,8 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
     def total(x, kernel, *bias):
         dtype = x.dtype  # the products' type; sums are float32's, and the loss's float64's
         products = tf.cast(kernel, dtype)
-        weights32 = tf.cast(real != PAD, tf.float32)[:, None]
-        weights = tf.cast(weights32, dtype)
-        x = tf.where(weights > 0, x, 0)  # whatever is at padding, NaN included
+        mask = (real != PAD)[:, None]
+        x = tf.where(mask, x, 0)  # whatever is at padding, NaN included
         size = tf.shape(x)[0]
         rights, x_gradients, kernel_gradients, bias_gradients = [], [], [], []
         for i in range(CHUNKS):
@@ -61,10 +60,9 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
             off = tf.tensor_scatter_nd_sub(probabilities, places, tf.fill(tf.shape(places)[:1], 1 - label_smoothing))
             off = tf.cast(off, dtype)
             x_gradients.append(tf.cast(tf.matmul(off, products, transpose_b=True), tf.float32))
-            by_kernel = tf.matmul(x[rows] * weights[rows], off, transpose_a=True)
-            kernel_gradients.append(tf.cast(by_kernel, tf.float32))
+            kernel_gradients.append(tf.cast(tf.matmul(x[rows], off, transpose_a=True), tf.float32))
             if bias:
-                bias_gradients.append(tf.linalg.matvec(tf.cast(off, tf.float32), weights32[rows, 0], transpose_a=True))
+                bias_gradients.append(tf.reduce_sum(tf.where(mask[rows], tf.cast(off, tf.float32), 0), 0))
         rights = tf.maximum(tf.cast(tf.concat(rights, 0), tf.float64), 1.2e-38)
         # Smoothing takes away from each token's loss what its logit is above the mean logit.
         mean = tf.reduce_mean(kernel, 1)
@@ -72,16 +70,16 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
         if bias:
             surplus += tf.gather(bias[0], real) - tf.reduce_mean(bias[0])
         losses = label_smoothing * tf.cast(surplus, tf.float64) - tf.math.log(rights)
-        loss = tf.reduce_sum(tf.where(real != PAD, losses, 0.0))
+        loss = tf.reduce_sum(tf.where(mask[:, 0], losses, 0.0))
 
         def gradient(upstream):
             even = label_smoothing / vocab_size
-            x_gradient = (tf.concat(x_gradients, 0) - label_smoothing * mean) * weights32 * upstream
-            total_x = tf.reduce_sum(tf.cast(x, tf.float32) * weights32, 0)
+            x_gradient = tf.where(mask, tf.concat(x_gradients, 0) - label_smoothing * mean, 0) * upstream
+            total_x = tf.reduce_sum(tf.cast(x, tf.float32), 0)
             kernel_gradient = (tf.add_n(kernel_gradients) - even * total_x[:, None]) * upstream
             gradients = [tf.cast(x_gradient, dtype), tf.cast(kernel_gradient, kernel.dtype)]
             if bias:
-                gradients.append((tf.add_n(bias_gradients) - even * tf.reduce_sum(weights32)) * upstream)
+                gradients.append((tf.add_n(bias_gradients) - even * count_tokens(real)) * upstream)
             return gradients
 
         return tf.cast(loss, tf.float32), gradient

@@ -18,11 +18,10 @@ import tensorflow as tf
 
 from keras_transformer.adapting import carry_over, freeze
 from keras_transformer.checkpoints import (
-    DAMAGED,
     checkpoint_files,
     mean_of_checkpoints,
     newest_state,
-    read_checkpoint,
+    readable_checkpoints,
     restore_newest,
     save_checkpoint,
 )
@@ -489,13 +488,8 @@ class Trainer:
 
     def try_average(self) -> None:
         """Measure the mean of the newest checkpoints: is it the best model yet?"""
-        paths = []
-        for path in checkpoint_files(self.run_dir / "checkpoints")[-self.settings.training.average :]:
-            try:
-                read_checkpoint(path)
-                paths.append(path)
-            except DAMAGED as error:
-                log.warning("%s: damaged, passed over (%s)", path, error)
+        newest = itertools.islice(readable_checkpoints(self.run_dir / "checkpoints"), self.settings.training.average)
+        paths = sorted(path for path, _, _ in newest)
         variables = self.model.trainable_variables
         trained = [variable.numpy() for variable in variables]
         assign_mean(self.model, paths)

@@ -29,6 +29,11 @@ SIZES = {
 RATE = re.compile(r": (\d+) (?:target )?tokens/s")
 SHARE = re.compile(r"(\d+) % of")
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
+Peers = Annotated[Path | None, typer.Option(help="The folder of decode_peer.py and train_peer.py; left out, no peers.")]
+Python = Annotated[str, typer.Option(help="The Python that has the peers' packages.")]
+Sizes = Annotated[str, typer.Option(help="Of models, with commas between.")]
+Rounds = Annotated[int, typer.Option(help="How often each program runs.")]
+Seconds = Annotated[float, typer.Option(help="How long it runs each time.")]
 
 
 @app.callback()
@@ -39,11 +44,11 @@ def main() -> None:
 @app.command()
 def decode(
     batches: Annotated[Path | None, typer.Option(help="Default: 1,000 random sources of 5 to 25 ids.")] = None,
-    peers: Annotated[Path | None, typer.Option(help="The folder of decode_peer.py; left out, no peers.")] = None,
-    python: Annotated[str, typer.Option(help="The Python that has the peers' packages.")] = sys.executable,
-    sizes: Annotated[str, typer.Option(help="Of models, with commas between.")] = "tiny,base",
-    rounds: Annotated[int, typer.Option(help="How often each program runs.")] = 3,
-    seconds: Annotated[float, typer.Option(help="How long it runs each time.")] = 8,
+    peers: Peers = None,
+    python: Python = sys.executable,
+    sizes: Sizes = "tiny,base",
+    rounds: Rounds = 3,
+    seconds: Seconds = 8,
 ) -> None:
     """Tokens a second: beam 1 and 4 in batches of 64, and one sentence alone.
 
@@ -63,11 +68,11 @@ def decode(
 @app.command()
 def train(
     batches: Annotated[Path | None, typer.Option(help="Default: 20 random ones of 5 to 25 ids a row.")] = None,
-    peers: Annotated[Path | None, typer.Option(help="The folder of train_peer.py; left out, no peers.")] = None,
-    python: Annotated[str, typer.Option(help="The Python that has the peers' packages.")] = sys.executable,
-    sizes: Annotated[str, typer.Option(help="Of models, with commas between.")] = "tiny,base",
-    rounds: Annotated[int, typer.Option(help="How often each program runs.")] = 3,
-    seconds: Annotated[float, typer.Option(help="How long it runs each time.")] = 20,
+    peers: Peers = None,
+    python: Python = sys.executable,
+    sizes: Sizes = "tiny,base",
+    rounds: Rounds = 3,
+    seconds: Seconds = 20,
 ) -> None:
     """Real target tokens a second, padding not counted, of whole updates on a CPU, the optimizer's part included.
 
@@ -89,7 +94,7 @@ def length(
     size: Annotated[str, typer.Option(help="Of the model.")] = "tiny",
     beam: Annotated[int, typer.Option(help="Hypotheses that are followed.")] = 1,
     rounds: Annotated[int, typer.Option(help="How often each length runs.")] = 3,
-    seconds: Annotated[float, typer.Option(help="How long it runs each time.")] = 8,
+    seconds: Seconds = 8,
 ) -> None:
     """What a token costs in outputs of 20 to 200 tokens, 32 sources of 20 ids together: nearly the same."""
     check(size)

@@ -31,8 +31,15 @@ else:
     from keras_transformer.distribution import make_strategy
     strategy = make_strategy()
 from test_distribution import batches, make
-from keras_transformer.distribution import distribute
+from keras_transformer.distribution import distribute, spread_seeds
 from keras_transformer.step import IDS, make_train_step
+if kind == "mirrored":  # each device drops other units
+    with strategy.scope():
+        dropout = keras.layers.Dropout(0.5)
+    spread_seeds(strategy, dropout.variables)
+    outputs = strategy.run(lambda: dropout(tf.ones(100), training=True))
+    one, other = (output.numpy() for output in strategy.experimental_local_results(outputs))
+    assert 20 < np.count_nonzero(one != other) < 80
 def own(worker, workers, replicas):
     mine = [b for i, b in enumerate(batches()) if i // replicas % workers == worker]
     return tf.data.Dataset.from_generator(lambda: iter(mine), output_signature=(IDS, IDS))

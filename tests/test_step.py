@@ -99,6 +99,29 @@ def test_projected_loss_is_loss_function_of_the_logits(rng, with_bias, label_smo
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.04), ("float16", 0.01)])
+def test_the_gradient_of_a_token_that_is_all_but_certain_survives_16_bits(rng, dtype, most):
+    """Probabilities of 0.99: the 0.01 that is left is taken before it is rounded; the error is that of the products."""
+    kernel = rng.normal(size=(64, 500)).astype("float32")
+    real = rng.integers(1, 500, 40).astype("int32")
+    direction = kernel[:, real].T / np.linalg.norm(kernel[:, real].T, axis=1, keepdims=True) ** 2
+
+    def certain(scale):
+        return np.mean(tf.nn.softmax(scale * direction @ kernel).numpy()[np.arange(40), real])
+
+    scale = next(scale for scale in np.arange(5, 30, 0.25) if certain(scale) > 0.99)
+    x = tf.cast(scale * direction, dtype)
+    gradients = []
+    for vectors in (tf.cast(x, tf.float32), x):
+        with tf.GradientTape() as tape:
+            variables = (vectors, tf.constant(kernel))
+            tape.watch(variables)
+            loss = projected_loss(*variables, None, real)
+        gradients.append([tf.cast(gradient, tf.float32).numpy() for gradient in tape.gradient(loss, variables)])
+    for exact, rounded in zip(*gradients, strict=True):
+        assert np.linalg.norm(rounded - exact) < most * np.linalg.norm(exact)
+
+
 def test_padding_has_no_part_in_the_projected_loss():
     """L1, https://github.com/tensorflow/docs/pull/1460: of 8 ids, all alike, two tokens and two paddings give 2 ln 8.
 
