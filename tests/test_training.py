@@ -112,7 +112,7 @@ def test_patience_and_the_best_by_loss(tmp_path, files, monkeypatch, mean):
 def test_the_mean_of_the_last_checkpoints_is_tried(tmp_path, files, monkeypatch):
     """It is the best here: best.keras is the mean of three checkpoints, by hand from their arrays.
 
-    One that was damaged, step 6's, is passed over for the one before it. TensorBoard and metrics.jsonl tell the mean from the run.
+    One that was damaged, step 6's, is passed over for the one before it. metrics.jsonl tells the mean from the run.
     """
     losses = iter([5.0, 4.0])
     measure = training.DevSet.measure
