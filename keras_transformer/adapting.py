@@ -10,7 +10,7 @@ from keras_transformer.errors import UsageError
 from keras_transformer.model import Transformer
 
 # The axis of the vocabulary in the variables that have one, by the end of their paths.
-VOCABULARY_AXES = {"embedding/embeddings": 0, "final_layer/kernel": 1, "final_layer/bias": 0}
+VOCABULARY_AXES = {"embedding/embeddings": 0, "final_layer/kernel": 1, "final_layer/bias": 0, "final_bias": 0}
 
 
 def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transformer, tokenizers: Tokenizers) -> int:

@@ -36,6 +36,9 @@ class ModelSettings(Strict):
     share_embeddings: bool = Field(
         True, description="one matrix for source, target and projection; needs joint_vocabulary"
     )
+    norm_epsilon: float = Field(1e-6, gt=0, description="added to the variance when normalising")
+    scale_embeddings: bool = Field(True, description="times sqrt(d_model) (the paper)")
+    output_bias: bool = Field(False, description="with share_embeddings, a bias on the logits (without, there is one)")
     pe_input: Count = Field(256, description="longest source in tokens, the end token counted")
     pe_target: Count = Field(256, description="longest target in tokens, the end token counted")
 

@@ -301,11 +301,12 @@ def beam_search(
 ) -> Hypotheses:
     """The `n_best` outputs of highest log-probability divided by `norm` of their length, among those that are seen.
 
-    At each length the `beam_size` most probable continuations of all hypotheses are taken; those that end go to the
-    finished ones, the others go on. So a beam of one is greedy search. A row is done when none that goes on can still
-    come among its n best: a sum of log-probabilities can only fall, and is divided by `norm` of the maximum length at
-    most. So a beam as wide as there are outputs is an exact search. Hypotheses that come to the maximum length without
-    an end rank after all that ended.
+    At each length, those of the `beam_size` most probable continuations of all hypotheses that end go to the finished
+    ones, and the `beam_size` most probable that do not end go on, as in fairseq, Hugging Face and CTranslate2. A beam
+    of one is done when its most probable token is the end: that is greedy search. A row is done when none that goes on
+    can still come among its n best: a sum of log-probabilities can only fall, and is divided by `norm` of the maximum
+    length at most. So a beam as wide as there are outputs is an exact search. Hypotheses that come to the maximum
+    length without an end rank after all that ended.
 
     Args:
         patience: a row is done, too, when this many times `beam_size` have ended (Kasai et al. 2022; 1 is what most
@@ -314,27 +315,31 @@ def beam_search(
     if not 1 <= n_best <= beam_size:
         raise ValueError(f"n_best must be from 1 to beam_size, got n_best={n_best} and beam_size={beam_size}")
 
+    candidates = 2 * beam_size if beam_size > 1 else 1
+
     def advance(x):
         logits, state = step(tf.reshape(x.ids[:, :, -1], (-1, beam_size)), x.parents, x.state)
-        tokens, log_probs = propose(logits, x, beam_size, limits)
+        tokens, log_probs = propose(logits, x, beam_size + 1, limits)
         batch, _, proposed = tf.unstack(tf.shape(tokens))
         sums = tf.reshape(x.log_probs[..., None] + log_probs, (batch, beam_size * proposed))
-        sums, places = tf.math.top_k(sums, beam_size)
+        sums, places = tf.math.top_k(sums, candidates)  # each hypothesis can end but once: beam_size of them do not
         parents = places // proposed
         token = tf.gather(tf.reshape(tokens, (batch, beam_size * proposed)), places, batch_dims=1)
         ids = tf.concat([tf.gather(x.ids, parents, batch_dims=1), token[..., None]], 2)
         length = tf.shape(x.ids)[2]
         limit = length >= x.limits[1]
         real = sums > -float("inf")
-        ended = (token == END) & real
-        ranks = tf.where(ended, sums / norm(length), tf.where(limit[:, None] & real, UNFINISHED, -float("inf")))
+        ends = token == END
+        ended = ends & real & (tf.range(candidates) < beam_size)
+        ranks = tf.where(ended, sums / norm(length), tf.where(limit[:, None] & real & ~ends, UNFINISHED, -float("inf")))
         scores, best = tf.math.top_k(tf.concat([x.scores, ranks], 1), n_best)
         all_ids = tf.concat([tf.pad(x.finished.ids, [[0, 0], [0, 0], [0, 1]]), ids], 1)
         finished = Hypotheses(
             tf.gather(all_ids, best, batch_dims=1),
             tf.gather(tf.concat([x.finished.log_probs, sums], 1), best, batch_dims=1),
         )
-        sums = tf.where(ended, -float("inf"), sums)
+        sums, going_on = tf.math.top_k(tf.where(ends, -float("inf"), sums), beam_size)
+        ids, parents = tf.gather(ids, going_on, batch_dims=1), tf.gather(parents, going_on, batch_dims=1)
         attainable = tf.reduce_max(sums, 1) / norm(x.limits[1])
         done = x.done | limit | (attainable <= scores[:, -1])
         count = x.ended + tf.math.count_nonzero(ended, 1, dtype=tf.int32)

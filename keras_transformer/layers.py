@@ -20,8 +20,8 @@ def point_wise_feed_forward_network(d_model, dff, activation="relu", rate=0.0, n
     return keras.Sequential([*inner, keras.layers.Dense(d_model, name="outer", dtype=dtype)], name=name)
 
 
-def layer_normalization(name, dtype):
-    return keras.layers.LayerNormalization(epsilon=1e-6, name=name, dtype=dtype)
+def layer_normalization(epsilon, name, dtype):
+    return keras.layers.LayerNormalization(epsilon=epsilon, name=name, dtype=dtype)
 
 
 class ResidualLayer(ExplicitCall, keras.layers.Layer):
@@ -36,6 +36,7 @@ class ResidualLayer(ExplicitCall, keras.layers.Layer):
         activation: of the feed-forward network, as Keras names it.
         attention_rate: dropout on the attention weights.
         ffn_rate: dropout inside the feed-forward network.
+        norm_epsilon: added to the variance when normalising.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ResidualLayer(ExplicitCall, keras.layers.Layer):
         activation="relu",
         attention_rate=0.0,
         ffn_rate=0.0,
+        norm_epsilon=1e-6,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -61,8 +63,12 @@ class ResidualLayer(ExplicitCall, keras.layers.Layer):
         self.activation = activation
         self.attention_rate = attention_rate
         self.ffn_rate = ffn_rate
+        self.norm_epsilon = norm_epsilon
         self.make_sublayers()
         self.ffn = point_wise_feed_forward_network(d_model, dff, activation, ffn_rate, "ffn", self.dtype_policy)
+
+    def normalization(self, name):
+        return layer_normalization(self.norm_epsilon, name, self.dtype_policy)
 
     def attention(self, name):
         return MultiHeadAttention(self.d_model, self.num_heads, self.attention_rate, name=name, dtype=self.dtype_policy)
@@ -80,6 +86,7 @@ class ResidualLayer(ExplicitCall, keras.layers.Layer):
 
     def get_config(self):
         names = ("d_model", "num_heads", "dff", "rate", "norm", "activation", "attention_rate", "ffn_rate")
+        names += ("norm_epsilon",)
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
@@ -98,8 +105,8 @@ class EncoderLayer(ResidualLayer):
 
     def make_sublayers(self):
         self.mha = self.attention("mha")
-        self.layernorm1 = layer_normalization("layernorm1", self.dtype_policy)
-        self.layernorm2 = layer_normalization("layernorm2", self.dtype_policy)
+        self.layernorm1 = self.normalization("layernorm1")
+        self.layernorm2 = self.normalization("layernorm2")
         self.dropout1 = keras.layers.Dropout(self.rate, name="dropout1", dtype=self.dtype_policy)
         self.dropout2 = keras.layers.Dropout(self.rate, name="dropout2", dtype=self.dtype_policy)
 
@@ -148,9 +155,9 @@ class DecoderLayer(ResidualLayer):
     def make_sublayers(self):
         self.mha1 = self.attention("mha1")
         self.mha2 = self.attention("mha2")
-        self.layernorm1 = layer_normalization("layernorm1", self.dtype_policy)
-        self.layernorm2 = layer_normalization("layernorm2", self.dtype_policy)
-        self.layernorm3 = layer_normalization("layernorm3", self.dtype_policy)
+        self.layernorm1 = self.normalization("layernorm1")
+        self.layernorm2 = self.normalization("layernorm2")
+        self.layernorm3 = self.normalization("layernorm3")
         self.dropout1 = keras.layers.Dropout(self.rate, name="dropout1", dtype=self.dtype_policy)
         self.dropout2 = keras.layers.Dropout(self.rate, name="dropout2", dtype=self.dtype_policy)
         self.dropout3 = keras.layers.Dropout(self.rate, name="dropout3", dtype=self.dtype_policy)

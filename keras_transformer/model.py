@@ -20,7 +20,9 @@ class Stack(ExplicitCall, keras.layers.Layer):
         d_model, num_heads, dff: the sizes of each.
         vocab_size: the number of ids.
         maximum_position_encoding: the longest sequence.
-        rate, norm, activation, attention_rate, ffn_rate: as in ResidualLayer; rate is applied to the embeddings too.
+        rate, norm, activation, attention_rate, ffn_rate, norm_epsilon: as in ResidualLayer; rate is applied to the
+            embeddings too.
+        scale_embeddings: whether to multiply the embeddings by sqrt(d_model) (section 3.4).
         embedding: an Embedding to look the ids up with (the decoder may share the encoder's); None for one of its own.
     """
 
@@ -37,6 +39,8 @@ class Stack(ExplicitCall, keras.layers.Layer):
         activation,
         attention_rate,
         ffn_rate,
+        norm_epsilon,
+        scale_embeddings,
         embedding,
         **kwargs,
     ):
@@ -51,6 +55,8 @@ class Stack(ExplicitCall, keras.layers.Layer):
         self.activation = activation
         self.attention_rate = attention_rate
         self.ffn_rate = ffn_rate
+        self.norm_epsilon = norm_epsilon
+        self.scale_embeddings = scale_embeddings
         policy = self.dtype_policy
         # Variance 1 / d_model: times sqrt(d_model) it stands beside the positions, and as the tied projection it gives
         # logits of variance 1.
@@ -60,15 +66,12 @@ class Stack(ExplicitCall, keras.layers.Layer):
         )
         self.pos_encoding = PositionalEncoding(maximum_position_encoding, d_model, name="pos_encoding", dtype=policy)
         self.dropout = keras.layers.Dropout(rate, name="dropout", dtype=policy)
-        self.layernorm = layer_normalization("layernorm", policy) if norm == "pre" else None
+        self.layernorm = layer_normalization(norm_epsilon, "layernorm", policy) if norm == "pre" else None
 
     def make_layers(self, layer_class, name):
-        arguments = (self.d_model, self.num_heads, self.dff, self.rate, self.norm, self.activation)
-        rates = {"attention_rate": self.attention_rate, "ffn_rate": self.ffn_rate}
-        return [
-            layer_class(*arguments, **rates, name=f"{name}{i + 1}", dtype=self.dtype_policy)
-            for i in range(self.num_layers)
-        ]
+        arguments = (self.d_model, self.num_heads, self.dff, self.rate, self.norm)
+        arguments += (self.activation, self.attention_rate, self.ffn_rate, self.norm_epsilon)
+        return [layer_class(*arguments, name=f"{name}{i + 1}", dtype=self.dtype_policy) for i in range(self.num_layers)]
 
     def build_layers(self, layers, ids_shape, *shapes):
         self.embedding.build(ids_shape)
@@ -85,7 +88,8 @@ class Stack(ExplicitCall, keras.layers.Layer):
 
     def look_up(self, ids, start=0):
         """The vectors of ids (batch, seq_len) at the positions from `start` on."""
-        return self.pos_encoding(self.embedding(ids) * self.d_model**0.5, start)
+        x = self.embedding(ids)
+        return self.pos_encoding(x * self.d_model**0.5 if self.scale_embeddings else x, start)
 
     def normalize(self, x):
         """With norm="pre" the last residual sum has not been normalised yet."""
@@ -93,7 +97,7 @@ class Stack(ExplicitCall, keras.layers.Layer):
 
     def get_config(self):
         names = ("num_layers", "d_model", "num_heads", "dff", "maximum_position_encoding", "rate", "norm")
-        names += ("activation", "attention_rate", "ffn_rate")
+        names += ("activation", "attention_rate", "ffn_rate", "norm_epsilon", "scale_embeddings")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
@@ -123,11 +127,13 @@ class Encoder(Stack):
         activation="relu",
         attention_rate=0.0,
         ffn_rate=0.0,
+        norm_epsilon=1e-6,
+        scale_embeddings=True,
         **kwargs,
     ):
         super().__init__(
             num_layers, d_model, num_heads, dff, input_vocab_size, maximum_position_encoding, rate, norm, activation,
-            attention_rate, ffn_rate, None, **kwargs,
+            attention_rate, ffn_rate, norm_epsilon, scale_embeddings, None, **kwargs,
         )  # fmt: skip
         self.input_vocab_size = input_vocab_size
         self.enc_layers = self.make_layers(EncoderLayer, "enc_layer")
@@ -189,12 +195,14 @@ class Decoder(Stack):
         activation="relu",
         attention_rate=0.0,
         ffn_rate=0.0,
+        norm_epsilon=1e-6,
+        scale_embeddings=True,
         embedding=None,
         **kwargs,
     ):
         super().__init__(
             num_layers, d_model, num_heads, dff, target_vocab_size, maximum_position_encoding, rate, norm, activation,
-            attention_rate, ffn_rate, embedding, **kwargs,
+            attention_rate, ffn_rate, norm_epsilon, scale_embeddings, embedding, **kwargs,
         )  # fmt: skip
         self.target_vocab_size = target_vocab_size
         self.dec_layers = self.make_layers(DecoderLayer, "dec_layer")
@@ -276,6 +284,10 @@ class Transformer(ExplicitCall, keras.Model):
         share_embeddings: one matrix for source ids, target ids and projection (section 3.4); equal vocabularies only.
         attention_rate: dropout on the attention weights.
         ffn_rate: dropout inside the feed-forward networks.
+        norm_epsilon: added to the variance when normalising.
+        scale_embeddings: whether to multiply the embeddings by sqrt(d_model) (section 3.4).
+        output_bias: whether the projection adds a bias to the logits when it is the embeddings'; one of its own always
+            does.
 
     Call arguments, in this order:
         inp: source ids (batch, inp_len), or the pair (inp, tar).
@@ -304,6 +316,9 @@ class Transformer(ExplicitCall, keras.Model):
         share_embeddings=False,
         attention_rate=0.0,
         ffn_rate=0.0,
+        norm_epsilon=1e-6,
+        scale_embeddings=True,
+        output_bias=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -326,8 +341,11 @@ class Transformer(ExplicitCall, keras.Model):
         self.share_embeddings = share_embeddings
         self.attention_rate = attention_rate
         self.ffn_rate = ffn_rate
+        self.norm_epsilon = norm_epsilon
+        self.scale_embeddings = scale_embeddings
+        self.output_bias = output_bias
         sizes = (num_layers, d_model, num_heads, dff)
-        options = (rate, norm, activation, attention_rate, ffn_rate)
+        options = (rate, norm, activation, attention_rate, ffn_rate, norm_epsilon, scale_embeddings)
         policy = self.dtype_policy
         self.encoder = Encoder(*sizes, input_vocab_size, pe_input, *options, name="encoder", dtype=policy)
         shared = self.encoder.embedding if share_embeddings else None
@@ -342,6 +360,9 @@ class Transformer(ExplicitCall, keras.Model):
         self.decoder.build(tuple(tar_shape), (*inp_shape, self.d_model))
         if not self.share_embeddings:
             self.final_layer.build((*tar_shape, self.d_model))
+        self.final_bias = None
+        if self.share_embeddings and self.output_bias:
+            self.final_bias = self.add_weight((self.target_vocab_size,), initializer="zeros", name="final_bias")
         self.built = True
 
     def encode(self, inp, training=None, enc_padding_mask=None):
@@ -397,13 +418,14 @@ class Transformer(ExplicitCall, keras.Model):
     def projection(self):
         """What vectors are multiplied by for their logits, (d_model, target_vocab_size), and what is added, or None."""
         if self.share_embeddings:
-            return ops.transpose(self.decoder.embedding.embeddings), None
+            return ops.transpose(self.decoder.embedding.embeddings), self.final_bias
         return self.final_layer.kernel, self.final_layer.bias
 
     def project(self, x, kernel=None):
         """Vectors (..., d_model) to logits (..., target_vocab_size); `kernel` as `step_weights` gives it."""
         if self.share_embeddings:
             logits = ops.matmul(x, self.projection()[0] if kernel is None else kernel)
+            logits = logits if self.final_bias is None else logits + ops.cast(self.final_bias, logits.dtype)
         else:
             logits = self.final_layer(x)
         return ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))
@@ -427,4 +449,5 @@ class Transformer(ExplicitCall, keras.Model):
     def get_config(self):
         names = ("num_layers", "d_model", "num_heads", "dff", "input_vocab_size", "target_vocab_size", "pe_input")
         names += ("pe_target", "rate", "norm", "activation", "share_embeddings", "attention_rate", "ffn_rate")
+        names += ("norm_epsilon", "scale_embeddings", "output_bias")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -55,7 +55,7 @@ from keras_transformer.progress import Progress
 from keras_transformer.recorder import Recorder
 from keras_transformer.schedule import CustomSchedule
 from keras_transformer.step import IDS, make_accumulated_step, make_evaluate_step, make_train_step, parts_of
-from keras_transformer.translator import Translator, TranslatorModule, copy_variables, load_run
+from keras_transformer.translator import Translator, TranslatorModule, copy_variables, load_run, save_run
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def make_model(settings: ModelSettings, tokenizers: Tokenizers, dtype: str = "fl
     """A built Transformer of these settings for these vocabularies."""
     options = settings.model_dump()
     sizes = [options.pop(name) for name in ("num_layers", "d_model", "num_heads", "dff")]
-    vocabularies = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    vocabularies = (len(tokenizers.source.pieces), len(tokenizers.target.pieces))
     model = Transformer(*sizes, *vocabularies, **options, dtype=dtype)
     model.build((None, None), (None, None))
     return model
@@ -263,11 +263,7 @@ def average_checkpoints(run_dir: Path, out: Path, last: int | None = None) -> li
     tokenizers = load_tokenizers(run_dir / "tokenizer")
     model = make_model(settings.model, tokenizers)
     assign_mean(model, paths)
-    with whole(out) as beside:
-        beside.mkdir()
-        (beside / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
-        tokenizers.save(beside / "tokenizer")
-        model.save(beside / "best.keras")
+    save_run(out, settings, tokenizers, model)
     return paths
 
 

@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import DecodingSettings, run_settings
+from keras_transformer.config import DecodingSettings, Settings, run_settings, settings_yaml
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
 from keras_transformer.decoding import Limits, beam_search, greedy, length_norm, sample
 from keras_transformer.errors import DataError, UsageError, first_line
+from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START
 from keras_transformer.masks import create_masks, create_padding_mask
 from keras_transformer.model import Transformer
@@ -49,12 +50,10 @@ class TranslatorModule(tf.Module):
 
     def __init__(self, model: Transformer, tokenizers: Tokenizers, decoding: DecodingSettings):
         super().__init__()
-        if (len(tokenizers.source.pieces), len(tokenizers.target.pieces)) != (
-            model.input_vocab_size,
-            model.target_vocab_size,
-        ):
+        sizes = len(tokenizers.source.pieces), len(tokenizers.target.pieces)
+        if sizes != (model.input_vocab_size, model.target_vocab_size):
             raise DataError(
-                f"the tokenizers have {tokenizers.source.vocab_size} and {tokenizers.target.vocab_size} pieces, "
+                f"the tokenizers have {sizes[0]} and {sizes[1]} pieces, "
                 f"the model {model.input_vocab_size} and {model.target_vocab_size}"
             )
         unknown = [piece for piece in decoding.forbidden if piece not in tokenizers.target.pieces]
@@ -407,3 +406,12 @@ def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:
     except Exception as error:  # zipfile, h5py and Keras each have their own for a damaged file
         raise DataError(f"{folder / 'best.keras'}: damaged ({first_line(error)})") from error
     return model, tokenizers
+
+
+def save_run(folder: Path, settings: Settings, tokenizers: Tokenizers, model: Transformer) -> None:
+    """Write a run folder of a trained model, which `load_run` reads; whole or not at all."""
+    with whole(folder) as beside:
+        beside.mkdir()
+        (beside / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
+        tokenizers.save(beside / "tokenizer")
+        model.save(beside / "best.keras")

@@ -62,7 +62,8 @@ class Case:
 
 LAYER, STACK, MODEL = (8, 2, 16), (2, 8, 2, 16, 40, 60), (2, 8, 2, 16, 40, 40, 60, 60)
 STILL = {"rate": 0.0}
-PRE = {"rate": 0.1, "norm": "pre", "activation": "gelu", "attention_rate": 0.2, "ffn_rate": 0.3}
+PRE = {"rate": 0.1, "norm": "pre", "activation": "gelu", "attention_rate": 0.2, "ffn_rate": 0.3, "norm_epsilon": 1e-5}
+SHARED = {"share_embeddings": True, "output_bias": True, "scale_embeddings": False}
 DOOR_1 = (INP, TAR, TRAINING, ENC_MASK, LOOK_AHEAD, DEC_MASK)
 CASES = {
     "positions": Case(PositionalEncoding, (60, 8), (X,)),
@@ -75,7 +76,7 @@ CASES = {
     "encoder, pre": Case(Encoder, STACK, (INP, TRAINING, ENC_MASK), PRE),
     "decoder": Case(Decoder, STACK, (TAR, X, TRAINING, LOOK_AHEAD, DEC_MASK), STILL),
     "model": Case(Transformer, MODEL, DOOR_1, STILL),
-    "model, pre, shared": Case(Transformer, MODEL, DOOR_1, {**PRE, "share_embeddings": True}),
+    "model, pre, shared": Case(Transformer, MODEL, DOOR_1, {**PRE, **SHARED}),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 

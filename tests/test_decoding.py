@@ -189,6 +189,29 @@ def test_a_beam_of_one_is_greedy_search(rng):
 
 
 @pytest.mark.parametrize("beam_size", [2, 3])
+def test_a_hypothesis_that_ends_makes_room_for_another(rng, beam_size):
+    """The same search in plain Python: of the first `beam_size` those that end are finished."""
+    for _ in range(20):
+        step, log_probs = random_step(rng, vocab=6, longest=5)
+        running, finished = [(0.0, ())], []
+        for _ in range(5):
+            candidates = sorted(
+                (
+                    (log_prob(log_probs, (*ids, token), vocab=6), (*ids, token))
+                    for _, ids in running
+                    for token in (UNK, END, A, 5)
+                ),
+                reverse=True,
+            )
+            finished += [(total, ids) for total, ids in candidates[:beam_size] if ids[-1] == END]
+            running = [(total, ids) for total, ids in candidates if ids[-1] != END][:beam_size]
+        found = beam_search(step, tf.zeros((1, beam_size), tf.int32), limit(5), beam_size, beam_size)
+        expected = sorted(finished, reverse=True)[:beam_size]
+        assert [tuple(ids) for ids in ids_of(found)][: len(expected)] == [ids for _, ids in expected]
+        np.testing.assert_allclose(found.log_probs[0, : len(expected)], [total for total, _ in expected], atol=1e-5)
+
+
+@pytest.mark.parametrize("beam_size", [2, 3])
 def test_each_log_probability_is_that_of_its_own_tokens(rng, beam_size):
     """B6, https://github.com/tensorflow/tensorflow/issues/13536: lengths were kept by slot, although hypotheses change
     slots. 20 rows of one batch, each with logits of its own (it begins from another state), of four lengths."""

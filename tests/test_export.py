@@ -37,7 +37,7 @@ def run(tmp_path_factory):
     module, model, tokenizer = make_module()
     (folder / "settings.yaml").write_text(settings_yaml(Settings()), encoding="utf-8")
     (folder / "tokenizer").mkdir()
-    (folder / "tokenizer" / "joint.model").write_bytes(tokenizer.model)
+    (folder / "tokenizer" / "joint.model").write_bytes(tokenizer.files[".model"])
     model.save(folder / "best.keras")
     return folder
 

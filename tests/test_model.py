@@ -193,6 +193,22 @@ def test_the_number_of_parameters(tiny, norm):
     assert shared.count_params() == 4448 + 6688 + 640 + more
 
 
+def test_what_other_toolkits_models_have(tiny, rng):
+    """A bias on the logits of the shared embeddings; embeddings as they are; another epsilon: by hand, in NumPy."""
+    model = tiny(share_embeddings=True, output_bias=True, scale_embeddings=False, norm_epsilon=0.5)
+    model((PADDED, TAR))
+    x, bias = rng.normal(size=(2, 16)), rng.normal(size=40)
+    table = model.encoder.embedding.embeddings.numpy()
+    without = model.project(x).numpy()
+    model.final_bias.assign(bias)
+    np.testing.assert_allclose(model.project(x), without + bias, atol=1e-6)
+    embedded = model.encoder.embed(np.array([[7]]), False)
+    np.testing.assert_allclose(embedded[0, 0], table[7] + model.encoder.pos_encoding.encoding[0, 0], atol=1e-6)
+    layer = model.encoder.enc_layers[0].layernorm1
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.5)
+    np.testing.assert_allclose(layer(x), expected, atol=1e-5)
+
+
 def test_shared_embeddings_are_one_matrix(tiny):
     """Source ids, target ids and the projection read the same rows."""
     model = tiny(share_embeddings=True)
@@ -260,7 +276,9 @@ def run_steps(model, inp, tokens, parents):
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize(
-    "changes", [{}, {"share_embeddings": True}, {"norm": "pre", "activation": "gelu"}], ids=["plain", "shared", "pre"]
+    "changes",
+    [{}, {"share_embeddings": True, "output_bias": True}, {"norm": "pre", "activation": "gelu"}],
+    ids=["plain", "shared", "pre"],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_float16", 1e-2)])
 def test_a_step_is_the_last_row_of_the_whole(tiny, rng, beam_size, changes, dtype, tolerance):

@@ -27,7 +27,7 @@ BEAM = DecodingSettings(beam_size=3, n_best=2, patience=None)
 def make_module(pe=20, vocabulary=0, decoding=GREEDY):
     tokenizer = Tokenizer(train_sentencepiece(LINES, 40))
     random.seed(3)  # Keras's seeds come from here; `keras.utils.set_random_seed` destroys the tokenizers of other tests
-    size = vocabulary or tokenizer.vocab_size
+    size = vocabulary or len(tokenizer.pieces)
     model = Transformer(2, 16, 2, 32, size, size, pe, pe, rate=0.1)
     model.build((None, None), (None, None))
     return TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding), model, tokenizer

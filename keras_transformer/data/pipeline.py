@@ -76,7 +76,7 @@ class SubwordDropout:
     def __init__(self, source: Rows, target: Rows, tokenizers: Tokenizers, rate: float, pe_input: int, pe_target: int):
         self.source, self.target, self.tables = source, target, (pe_input, pe_target)
         self.growth = 1 + 5 * rate
-        self.tokenizers = Tokenizers(*(Tokenizer(tokenizer.model, rate) for tokenizer in tokenizers))
+        self.tokenizers = Tokenizers(*(tokenizer.with_dropout(rate) for tokenizer in tokenizers))
 
     def texts(self, rows: np.ndarray) -> tuple[list[bytes], list[bytes]]:
         return tuple([side[row].tobytes() for row in rows] for side in (self.source, self.target))

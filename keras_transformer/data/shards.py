@@ -55,7 +55,7 @@ def prepare_corpus(
     made_of = {
         "format": FORMAT,
         "text": pairs.fingerprint,
-        "tokenizers": [hashlib.sha256(tokenizer.model).hexdigest() for tokenizer in tokenizers],
+        "tokenizers": [digest(tokenizer) for tokenizer in tokenizers],
         "position_tables": [pe_input, pe_target],
         "filters": settings.model_dump(include={"max_length", "max_ratio", "drop_duplicates"}),
         "keeps_text": settings.subword_dropout > 0,
@@ -88,8 +88,12 @@ def offsets_file(part: str) -> str:
     return f"{part}.offsets"
 
 
+def digest(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(b"".join(tokenizer.files.values())).hexdigest()
+
+
 def id_type(tokenizer: Tokenizer) -> type:
-    return np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    return np.uint16 if len(tokenizer.pieces) <= 2**16 else np.int32
 
 
 def stored(folder: Path) -> dict | None:

@@ -1,6 +1,7 @@
 """Subwords: SentencePiece models, trained by `sentencepiece` and run inside the graph by tensorflow-text."""
 
 import io
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +61,10 @@ class Tokenizer(tf.Module):
         model: a SentencePiece model, as `train_sentencepiece` gives it.
         dropout: the probability with which `encode` leaves out a merge, at random each time (BPE-dropout, Provilkov et
             al. 2020).
+
+    Attributes:
+        pieces: the piece of each id.
+        files: what it is made of, by the ends of the files' names.
     """
 
     def __init__(self, model: bytes, dropout: float = 0.0):
@@ -71,12 +76,14 @@ class Tokenizer(tf.Module):
         # A file cut between two pieces loads as a smaller model, without the normaliser's settings at its end.
         if processor.normalize("  ½") != "▁▁▁½":
             raise ValueError("it does not leave text as it is")
-        self.model = model
-        self.vocab_size = processor.vocab_size()
-        self.pieces = [processor.id_to_piece(i) for i in range(self.vocab_size)]
+        self.files = {".model": model}
+        self.pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
         with quiet_stderr():
             # Any nbest_size but 0 and 1 has it draw; of a BPE model, alpha is the probability.
             self.sentencepiece = tf_text.SentencepieceTokenizer(model, nbest_size=-1 if dropout else 0, alpha=dropout)
+
+    def with_dropout(self, rate: float) -> "Tokenizer":
+        return Tokenizer(self.files[".model"], rate)
 
     def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Texts (batch,), UTF-8, to ids (batch, None) with the end id last; invalid bytes count as U+FFFD."""
@@ -91,21 +98,66 @@ class Tokenizer(tf.Module):
         return tf.strings.regex_replace(self.sentencepiece.detokenize(ids), "^ ⁇  ?", "")
 
 
+class MarianTokenizer(tf.Module):
+    """Text to ids and back as Hugging Face's class of this name does it, in the graph, with the ids of this package.
+
+    SentencePiece cuts the text, and a vocabulary gives the pieces their ids; one of other pieces than SentencePiece's
+    own. A text may begin with the code of the language to translate into, `>>fra<<`, which is a piece by itself.
+
+    Args:
+        model: a SentencePiece model.
+        pieces: the piece of each id, of which the first four are padding, unknown, start and end.
+
+    Attributes:
+        pieces, files: as a Tokenizer's.
+    """
+
+    def __init__(self, model: bytes, pieces: list[str]):
+        super().__init__()
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        if any(processor.is_byte(i) for i in range(processor.vocab_size())):
+            raise ValueError("its pieces of single bytes are not supported")
+        self.pieces = pieces
+        self.files = {".spm": model, ".vocab.json": json.dumps(pieces, ensure_ascii=False, indent=0).encode()}
+        with quiet_stderr():
+            self.sentencepiece = tf_text.SentencepieceTokenizer(model, out_type=tf.string)
+        first = len((PAD, UNK, START, END))
+        ids = tf.lookup.KeyValueTensorInitializer(pieces[first:], tf.range(first, len(pieces)))
+        self.ids = tf.lookup.StaticHashTable(ids, UNK)  # an attribute, or a SavedModel does without it
+        self.surfaces = tf.constant([""] * first + pieces[first:])
+
+    def with_dropout(self, rate: float) -> "MarianTokenizer":
+        raise UsageError("data.subword_dropout is for vocabularies that were made here, not for one that was imported")
+
+    def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Texts (batch,), UTF-8, to ids (batch, None) with the end id last; invalid bytes count as U+FFFD."""
+        text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
+        code = tf.strings.regex_replace(text, "(?s)^(>>.*?<<)?.*$", r"\1")
+        code = tf.RaggedTensor.from_tensor(code[:, None], padding="")
+        pieces = self.sentencepiece.tokenize(tf.strings.regex_replace(text, "(?s)^>>.*?<<", ""))
+        ids = tf.ragged.map_flat_values(self.ids.lookup, tf.concat([code, pieces], axis=1))
+        return tf.concat([ids, tf.fill([tf.shape(text)[0], 1], END)], axis=1)
+
+    def decode(self, ids: tf.Tensor) -> tf.Tensor:
+        """Ids (batch, seq_len) to texts (batch,); padding, unknown, start and end have none."""
+        text = tf.strings.reduce_join(tf.gather(self.surfaces, ids), axis=1)
+        return tf.strings.strip(tf.strings.regex_replace(text, "▁", " "))
+
+
 class Tokenizers(NamedTuple):
     """The source's and the target's; one and the same with a joint vocabulary."""
 
-    source: Tokenizer
-    target: Tokenizer
+    source: Tokenizer | MarianTokenizer
+    target: Tokenizer | MarianTokenizer
 
     def save(self, folder: Path) -> None:
-        """Write joint.model, or source.model and target.model."""
+        """Write the files of both, whose names begin with "joint", or with "source" and "target"."""
+        sides = {"joint": self.source} if self.source is self.target else self._asdict()
         with whole(folder) as beside:
             beside.mkdir()
-            if self.source is self.target:
-                (beside / "joint.model").write_bytes(self.source.model)
-            else:
-                (beside / "source.model").write_bytes(self.source.model)
-                (beside / "target.model").write_bytes(self.target.model)
+            for side, tokenizer in sides.items():
+                for end, content in tokenizer.files.items():
+                    (beside / f"{side}{end}").write_bytes(content)
 
 
 def train_tokenizers(pairs: Pairs | list[tuple[str, str]], vocab_size: int, joint: bool) -> Tokenizers:
@@ -124,11 +176,14 @@ def train_tokenizers(pairs: Pairs | list[tuple[str, str]], vocab_size: int, join
     return Tokenizers(*(Tokenizer(train_sentencepiece(lines, vocab_size)) for lines in sides))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> Tokenizer | MarianTokenizer:
+    """The tokenizer of a .model or .spm file."""
     try:
-        return Tokenizer(path.read_bytes())
+        if path.suffix == ".model":
+            return Tokenizer(path.read_bytes())
+        return MarianTokenizer(path.read_bytes(), json.loads(path.with_suffix(".vocab.json").read_bytes()))
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
+        raise DataError(f"{error.filename}: {error.strerror}") from error
     except (RuntimeError, ValueError) as error:
         raise DataError(f"{path}: damaged, or no SentencePiece model of this project ({error})") from error
 
@@ -139,7 +194,8 @@ def load_tokenizers(folder: Path) -> Tokenizers:
     Raises:
         DataError: a file is missing or damaged.
     """
-    if (folder / "joint.model").exists():
-        tokenizer = load_tokenizer(folder / "joint.model")
+    end = ".spm" if list(folder.glob("*.spm")) else ".model"
+    if (folder / f"joint{end}").exists():
+        tokenizer = load_tokenizer(folder / f"joint{end}")
         return Tokenizers(tokenizer, tokenizer)
-    return Tokenizers(load_tokenizer(folder / "source.model"), load_tokenizer(folder / "target.model"))
+    return Tokenizers(load_tokenizer(folder / f"source{end}"), load_tokenizer(folder / f"target{end}"))
