@@ -125,7 +125,9 @@ class DecodingSettings(Strict):
     top_k: Count | None = Field(None, description="of sampling: from this many most probable tokens; null for all")
     top_p: float = Field(1.0, gt=0, le=1, description="of sampling: from those with this probability together")
     seed: Natural = Field(1, description="of sampling")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of the weights and what is computed")
+    precision: Literal["float32", "bfloat16", "int8"] = Field(
+        "float32", description="of the weights and what is computed; int8 is CTranslate2's alone"
+    )
 
     @pydantic.model_validator(mode="after")
     def agree(self):

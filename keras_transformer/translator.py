@@ -56,6 +56,8 @@ class TranslatorModule(tf.Module):
                 f"the tokenizers have {sizes[0]} and {sizes[1]} pieces, "
                 f"the model {model.input_vocab_size} and {model.target_vocab_size}"
             )
+        if decoding.precision == "int8":
+            raise UsageError("decoding.precision int8: `export --format ctranslate2` makes such weights of a run")
         unknown = [piece for piece in decoding.forbidden if piece not in tokenizers.target.pieces]
         if unknown:
             raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
@@ -222,6 +224,10 @@ class Translator:
         """
         folder = Path(folder)
         own = run_settings(folder).decoding
+        if (folder / "model.bin").exists():
+            from keras_transformer.export.ctranslate2 import CTranslate2Module  # which imports this module
+
+            return cls(CTranslate2Module(folder, decoding or own), decoding or own)
         if not (folder / "saved_model.pb").exists():
             return cls(TranslatorModule(*load_run(folder), decoding or own), decoding or own)
         if decoding not in (None, own):
