@@ -125,10 +125,10 @@ class CTranslate2Module:
     """A CTranslate2 folder as a TranslatorModule: the same functions, under the same names, but `attention`.
 
     CTranslate2 takes one maximum length for a whole batch, and ranks hypotheses that came to it without an end among
-    those that ended. Here they come last of those it gives; and a source with a translation that did not end, or is longer than its own
-    maximum, is translated again alone, so that it does not depend on its neighbours. What is barred (padding, start,
-    `forbidden`, repeated n-grams, an end that is too early) has no share of the probability, and here it keeps it: of
-    a well-trained model that is a difference in the third digit.
+    those that ended. Here they come last of those it gives; and a source with a translation that did not end, or is
+    longer than its own maximum, is translated again alone, so that it does not depend on its neighbours. What is barred
+    (padding, start, `forbidden`, repeated n-grams, an end that is too early) has no share of the probability there, and
+    keeps it here: of a well-trained model that is a difference in the third digit.
     """
 
     def __init__(self, folder: Path, decoding: DecodingSettings):
