@@ -1,9 +1,11 @@
-"""The command: `keras-transformer demo | train | report | translate | evaluate | score | average | export | settings`.
+"""The command: `keras-transformer demo | train | report | translate | evaluate | score | average | export |
+import-marian | settings`.
 
 TensorFlow is imported where work begins, so that --help and usage errors answer at once.
 """
 
 import contextlib
+import enum
 import itertools
 import math
 import os
@@ -34,13 +36,15 @@ LengthPenalty = Annotated[
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(metavar="float32|bfloat16", help="What is computed in.", show_default=False),
+    typer.Option(metavar="float32|bfloat16|int8", help="What is computed in.", show_default=False),
 ]
 Decoding = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: decoding.no_repeat_ngram=3. Repeatable."),
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or an exported SavedModel.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, or an exported SavedModel or CTranslate2 folder.")
+]
 
 
 def print_version(asked: bool) -> None:
@@ -306,31 +310,81 @@ def average(
     typer.echo(f"wrote {out}: the mean of {len(paths)}, {paths[0].stem} to {paths[-1].stem}", err=True)
 
 
+class Format(enum.StrEnum):
+    saved_model = "saved_model"
+    ctranslate2 = "ctranslate2"
+    marian = "marian"
+
+
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not be there.")],
+    format: Annotated[Format, typer.Option(help="What to write.")] = Format.saved_model,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     precision: Precision = None,
     changes: Decoding = None,
 ) -> None:
-    """Write the best model of RUN as a SavedModel that takes and gives strings.
+    """Write the best model of RUN for use elsewhere, with a MODEL_CARD.md that says how.
 
-    Its signature serving_default takes `text`, strings (batch,), and gives `text`, `log_prob` and `score`, found by the
-    search that is given here. It loads wherever tensorflow and tensorflow-text are installed, TensorFlow Serving
-    included.
+    [bold]saved_model[/bold] takes and gives strings, by the search that is given here, wherever tensorflow and
+    tensorflow-text are installed, TensorFlow Serving included. Its signatures: serving_default takes `text`, strings
+    (batch,), and gives `text`, `log_prob` and `score`; n_best gives several of each; options takes length_penalty,
+    max_length and min_length too.
+
+    [bold]ctranslate2[/bold] is for CTranslate2, whose products in int8 are a CPU's fastest: --precision int8.
+
+    [bold]marian[/bold] is for Hugging Face's MarianMTModel and MarianTokenizer.
+
+    translate, evaluate and score take a SavedModel or a CTranslate2 folder in place of RUN.
     """
     if out.exists():
         raise DataError(f"{out} is there already")
-    if (run / "saved_model.pb").exists():
+    if not (run / "best.keras").exists() and ((run / "saved_model.pb").exists() or (run / "model.bin").exists()):
         raise DataError(f"{run} is an export already: give the run folder it came from")
     decoding = decoding_of(run, beam_size, None, length_penalty, precision, changes)
     load_tensorflow()
-    from keras_transformer.export.saved_model import export_saved_model
+    if format == Format.saved_model:
+        from keras_transformer.export.saved_model import export_saved_model as write
+    elif format == Format.ctranslate2:
+        from keras_transformer.export.ctranslate2 import export_ctranslate2 as write
+    else:
+        from keras_transformer.marian import export_marian as write
 
-    export_saved_model(run, out, decoding)
+    write(run, out, decoding)
     typer.echo(f"wrote {out}", err=True)
+
+
+@app.command()
+def import_marian(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A Marian model as Hugging Face keeps it.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to write; must not be there.")],
+    source_language: Annotated[
+        str | None, typer.Option(help="The source's code. Default: tokenizer_config.json's.", show_default=False)
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="The target's code. Default: tokenizer_config.json's.", show_default=False)
+    ] = None,
+) -> None:
+    """Make a run folder of a Marian model, such as OPUS-MT's, which translates, exports and is trained on like any.
+
+    [bold]keras-transformer import-marian opus-mt-en-de runs/opus[/bold]
+
+    [bold]echo "Hello." | keras-transformer translate runs/opus[/bold]
+
+    FOLDER holds config.json, model.safetensors (or, if PyTorch is installed, pytorch_model.bin), source.spm, target.spm
+    and vocab.json. To go on training on your own text: [bold]keras-transformer train runs/opus/settings.yaml --run-dir
+    runs/mine --set training.init_from=runs/opus --set 'data.train=\\[a.en, a.de]' --set 'data.dev=\\[b.en, b.de]' --set
+    training.learning_rate=0.0001 --set training.warmup_steps=100[/bold]
+    """
+    if run.exists():
+        raise DataError(f"{run} is there already")
+    load_tensorflow()
+    from keras_transformer import marian
+
+    marian.import_marian(folder, run, source_language, target_language)
+    typer.echo(f"wrote {run}", err=True)
 
 
 @app.command()

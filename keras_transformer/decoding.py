@@ -78,7 +78,7 @@ class Search(NamedTuple):
     state: Any
 
 
-def length_norm(kind: str, alpha: float) -> Callable[[tf.Tensor], tf.Tensor]:
+def length_norm(kind: str, alpha: float | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """From a length, the end token counted, to what a log-probability is divided by.
 
     Args:
@@ -87,7 +87,7 @@ def length_norm(kind: str, alpha: float) -> Callable[[tf.Tensor], tf.Tensor]:
     """
     if kind not in ("gnmt", "average"):
         raise ValueError(f"the length norm is gnmt or average, got {kind!r}")
-    if alpha < 0:
+    if not tf.is_tensor(alpha) and alpha < 0:
         raise ValueError(f"the length penalty must be at least 0, got {alpha}")
 
     def norm(length):

@@ -63,3 +63,10 @@ def evaluate(hypotheses: list[str], references: list[str], language: str, tokeni
     chrf_score = chrf.corpus_score(hypotheses, [references]).score
     exact = sum(map(str.__eq__, hypotheses, references)) / len(references)
     return Scores(bleu_score, chrf_score, exact, str(bleu.get_signature()), str(chrf.get_signature()))
+
+
+def bleu_signature(language: str, tokenizer: str | None = None) -> str:
+    """sacreBLEU's signature of what `evaluate` measures with these, which it gives after a first score alone."""
+    bleu = make_bleu(language, tokenizer)
+    bleu.corpus_score(["a"], [["a"]])
+    return str(bleu.get_signature())

@@ -15,15 +15,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from keras_transformer.checkpoints import without_numbers
-from keras_transformer.config import ModelSettings, Settings, run_settings, settings_from
+from keras_transformer.config import DecodingSettings, ModelSettings, Settings, run_settings, settings_from
 from keras_transformer.data.tokenizer import MarianTokenizer, Tokenizers
 from keras_transformer.errors import DataError, UsageError, first_line
+from keras_transformer.export.card import write_card
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
 from keras_transformer.training import make_model
 from keras_transformer.translator import load_run, save_run
 
+USAGE = """
+```python
+from transformers import MarianMTModel, MarianTokenizer
+
+tokenizer, model = MarianTokenizer.from_pretrained("FOLDER"), MarianMTModel.from_pretrained("FOLDER")
+tokenizer.batch_decode(model.generate(**tokenizer(["..."], return_tensors="pt")), skip_special_tokens=True)
+```
+"""
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}  # theirs and ours
 EPSILON = 1e-5  # of every LayerNorm there
 NEVER = -100.0  # the bias of our start id, which has no row there: a share of e^-100
@@ -119,7 +128,9 @@ def reorder(value: np.ndarray, axes: tuple[str | None, ...], orders: dict[str, n
 # There to here
 
 
-def import_marian(folder: Path, run_dir: Path, source_language: str | None, target_language: str | None) -> None:
+def import_marian(
+    folder: Path, run_dir: Path, source_language: str | None = None, target_language: str | None = None
+) -> None:
     """Write the run folder of a Marian model: settings.yaml, tokenizer/ and best.keras.
 
     Args:
@@ -326,14 +337,21 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
 # Here to there
 
 
-def export_marian(run_dir: Path, out: Path) -> None:
+def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = None) -> None:
     """Write the best model of a run as a folder that Hugging Face's MarianMTModel and MarianTokenizer load.
+
+    Args:
+        decoding: what generation_config.json is to say; None for the run's own settings.
 
     Raises:
         DataError: `run_dir` is no run folder, or has no model yet.
         UsageError: MarianMTModel has not what the model has.
     """
     settings = run_settings(run_dir)
+    decoding = decoding or settings.decoding
+    settings = settings.model_copy(update={"decoding": decoding})
+    if decoding.length_norm != "average" and decoding.length_penalty:
+        raise UsageError("decoding.length_norm gnmt: transformers divides by n^a alone (average)")
     if settings.model.norm != "post":
         raise UsageError(f"{run_dir}: a Marian model normalises after each sublayer, this one has model.norm: pre")
     model, tokenizers = load_run(run_dir)
@@ -356,7 +374,7 @@ def export_marian(run_dir: Path, out: Path) -> None:
             reordered[pad] = value[PAD]
             reordered = reordered[None]
         tensors[weight.names[0]] = np.ascontiguousarray(reordered.T if weight.transposed else reordered)
-    model_settings, decoding = settings.model, settings.decoding
+    model_settings = settings.model
     ids = {"eos_token_id": 0, "forced_eos_token_id": 0, "pad_token_id": pad, "decoder_start_token_id": pad}
     config = {
         "architectures": ["MarianMTModel"],
@@ -405,3 +423,4 @@ def export_marian(run_dir: Path, out: Path) -> None:
         for side, tokenizer in tokenizers._asdict().items():
             (beside / f"{side}.spm").write_bytes(next(iter(tokenizer.files.values())))
         save_file(tensors, beside / "model.safetensors", {"format": "pt"})
+        write_card(beside, run_dir, settings, USAGE)

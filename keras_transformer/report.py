@@ -129,7 +129,30 @@ def count_weights(path: Path) -> int:
 
 
 def make_page(run_dir: Path, settings: Settings, records: list[dict]) -> str:
-    model, data, training = settings.model, settings.data, settings.training
+    training = settings.training
+    rows = [*facts(run_dir, settings), ("updates", f"{records[-1]['step']:,} of at most {training.max_steps:,}")]
+    rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record]
+    if rates:  # each over about as many tokens: the harmonic mean is all tokens by all the time
+        rows.append(("target tokens a second, mean", f"{statistics.harmonic_mean(rates):,.0f}"))
+    best = best_measure(settings, records)
+    if best:
+        rows.append((f"best model, by dev {training.select.replace('bleu', 'BLEU')}", f"step {step_of(best)}"))
+        rows += zip(MEASURES, measures(best), strict=True)
+    sections = [f"# {run_dir.resolve().name}", table(("", ""), rows), "![The curves of the run](report.png)"]
+    sections += ["## Settings that are not the defaults", table(("setting", "here", "default"), changes(settings))]
+    if best:
+        lines = []
+        for record in records:
+            if "dev_loss" in record:
+                cells = (step_of(record), *measures(record))
+                lines.append([f"**{cell}**" for cell in cells] if record is best else cells)
+        sections += ["## Measures on dev", table(("step", *MEASURES), lines)]
+    return "\n\n".join(sections) + "\n"
+
+
+def facts(run_dir: Path, settings: Settings) -> list[tuple[str, str]]:
+    """What a model is and what it was made of."""
+    model, data = settings.model, settings.data
     pieces = f"at most {data.vocab_size:,} pieces, {'joint' if data.joint_vocabulary else 'of each side'}"
     rows = [
         ("model", f"{model.num_layers}+{model.num_layers} layers, d_model {model.d_model}, {model.num_heads} heads, "
@@ -138,29 +161,14 @@ def make_page(run_dir: Path, settings: Settings, records: list[dict]) -> str:
         ("train", code(data.train)),
         ("dev", code(data.dev)),
         ("languages", f"{data.source_language} to {data.target_language}"),
-        ("updates", f"{records[-1]['step']:,} of at most {training.max_steps:,}"),
     ]  # fmt: skip
     if (run_dir / "best.keras").exists():
         rows.insert(1, ("weights", f"{count_weights(run_dir / 'best.keras'):,}"))
-    rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record]
-    if rates:  # each over about as many tokens: the harmonic mean is all tokens by all the time
-        rows.append(("target tokens a second, mean", f"{statistics.harmonic_mean(rates):,.0f}"))
-    best = best_measure(settings, records)
-    if best:
-        at = f"step {best['step']:,}" + (", the mean of checkpoints" if best["mean"] else "")
-        rows.append((f"best model, by dev {training.select.replace('bleu', 'BLEU')}", at))
-        rows += zip(MEASURES, measures(best), strict=True)
-    sections = [f"# {run_dir.resolve().name}", table(("", ""), rows), "![The curves of the run](report.png)"]
-    sections += ["## Settings that are not the defaults", table(("setting", "here", "default"), changes(settings))]
-    if best:
-        lines = []
-        for record in records:
-            if "dev_loss" in record:
-                step = f"{record['step']:,}" + (" (mean of checkpoints)" if record["mean"] else "")
-                cells = (step, *measures(record))
-                lines.append([f"**{cell}**" for cell in cells] if record is best else cells)
-        sections += ["## Measures on dev", table(("step", *MEASURES), lines)]
-    return "\n\n".join(sections) + "\n"
+    return rows
+
+
+def step_of(record: dict) -> str:
+    return f"{record['step']:,}" + (" (mean of checkpoints)" if record["mean"] else "")
 
 
 def measures(record: dict) -> tuple[str, ...]:

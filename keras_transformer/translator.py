@@ -26,6 +26,7 @@ POSITIONS = 4096  # source positions, times the beam's size, that are worked on 
 ROWS = 256  # hypotheses that are decoded together
 WINDOW = 4096  # texts that are sorted by length together, after the first, for which nobody is to wait so long
 FIRST_WINDOW = 128
+RESULTS = ("text", "log_prob", "score")  # of a served text
 BLANK = r"[\s\p{Z}\x{85}\x{1c}-\x{1f}]*"  # what Python's str.isspace calls blank
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class TranslatorModule(tf.Module):
         attention: the same to the attention to the source, (batch, num_layers, num_heads, tar_len, inp_len).
         pieces: to the target's subword pieces, strings (target_vocab_size,).
         serve: encode and decode: `text`, strings (batch,), to the best {"text", "log_prob", "score"}, (batch,) each.
+        serve_n_best: the same to the n best, (batch, n) each: `n_best` of the settings, or all that a beam has.
+        serve_options: as `serve`, with a length_penalty, max_length and min_length; by default the settings'.
         update: no graph function; takes over the weights that the model has now, of which some lie here in another
             layout or precision.
     """
@@ -62,7 +65,6 @@ class TranslatorModule(tf.Module):
         if unknown:
             raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
         forbidden = [tokenizers.target.pieces.index(piece) for piece in decoding.forbidden]
-        norm = length_norm(decoding.length_norm, decoding.length_penalty)
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
 
@@ -73,10 +75,10 @@ class TranslatorModule(tf.Module):
         def encode_target(text):
             return cut(tokenizers.target.encode(text), model.pe_target)
 
-        def decode(inp, prefix, rows):
-            lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
-            most, fewest = length_limits(lengths, decoding, model.pe_target)
+        def search(inp, prefix, rows, limits, alpha, n_best):
+            most, fewest = limits
             limits = Limits(most, fewest, prefix, forbidden, decoding.no_repeat_ngram)
+            norm = length_norm(decoding.length_norm, alpha)
             step, state = begin_decoding(model, inp, decoding.hypotheses, step_weights)
             if decoding.method == "sample":
                 seeds = tf.stack([tf.fill(tf.shape(rows), decoding.seed), rows], 1)
@@ -84,12 +86,19 @@ class TranslatorModule(tf.Module):
             elif decoding.beam_size == 1:
                 found = greedy(step, state, limits)
             else:
-                found = beam_search(step, state, limits, decoding.beam_size, decoding.n_best, norm, decoding.patience)
+                found = beam_search(step, state, limits, decoding.beam_size, n_best, norm, decoding.patience)
             ids, log_prob = found
             batch, n, longest = tf.unstack(tf.shape(ids))
             text = tf.reshape(tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))
             count = tf.maximum(tf.math.count_nonzero(ids, -1), 1)
             return {"text": text, "ids": ids, "log_prob": log_prob, "score": log_prob / norm(count)}
+
+        def limits_of(inp, longest=None, shortest=None):
+            lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
+            return length_limits(lengths, decoding, model.pe_target, longest, shortest)
+
+        def decode(inp, prefix, rows):
+            return search(inp, prefix, rows, limits_of(inp), decoding.length_penalty, decoding.n_best)
 
         def teacher_force(inp, tar):
             tar_inp = tf.concat([tf.fill([tf.shape(tar)[0], 1], START), tar[:, :-1]], 1)
@@ -108,10 +117,30 @@ class TranslatorModule(tf.Module):
         def pieces():
             return tf.constant(tokenizers.target.pieces)
 
+        def unforced(inp):
+            """What `search` takes when nothing is forced, after the source ids: no prefixes, numbers of the rows."""
+            return tf.zeros([tf.shape(inp)[0], 0], tf.int32), tf.range(tf.shape(inp)[0])
+
         def serve(text):
-            ids = self.encode(text)[0].to_tensor()
-            found = self.decode(ids, tf.zeros([tf.shape(ids)[0], 0], tf.int32), tf.range(tf.shape(ids)[0]))
-            return {name: found[name][:, 0] for name in ("text", "log_prob", "score")}
+            inp = self.encode(text)[0].to_tensor()
+            found = self.decode(inp, *unforced(inp))
+            return {name: found[name][:, 0] for name in RESULTS}
+
+        def serve_n_best(text):
+            inp = self.encode(text)[0].to_tensor()
+            n_best = decoding.n_best if decoding.n_best > 1 else decoding.hypotheses
+            found = search(inp, *unforced(inp), limits_of(inp), decoding.length_penalty, n_best)
+            return {name: found[name] for name in RESULTS}
+
+        # The defaults of a SavedModel's signature must be tensors.
+        own_penalty, own_minimum = tf.constant(decoding.length_penalty), tf.constant(decoding.min_length)
+        own_maximum = tf.constant(decoding.max_length or model.pe_target)
+
+        def serve_options(text, length_penalty=own_penalty, max_length=own_maximum, min_length=own_minimum):
+            alpha, longest, shortest = map(the_one, (length_penalty, max_length, min_length))
+            inp = self.encode(text)[0].to_tensor()
+            found = search(inp, *unforced(inp), limits_of(inp, longest, shortest), alpha, 1)
+            return {name: found[name][:, 0] for name in RESULTS}
 
         def update():
             if model is not original:
@@ -130,6 +159,10 @@ class TranslatorModule(tf.Module):
         self.attention = graph(attention, inp, tar)
         self.pieces = graph(pieces)
         self.serve = graph(serve, strings)
+        self.serve_n_best = graph(serve_n_best, strings)
+        # Of any rank: TensorFlow Serving's row format has a value for each text, its column format one for all.
+        options = tf.TensorSpec(None, tf.float32), tf.TensorSpec(None, tf.int32), tf.TensorSpec(None, tf.int32)
+        self.serve_options = graph(serve_options, strings, *options)
         self.update = update
 
 
@@ -143,6 +176,15 @@ def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weig
     state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
     weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
     return lambda tokens, parents, state: model.step(tokens, parents, state, weights), state
+
+
+def the_one(value: tf.Tensor) -> tf.Tensor:
+    """The number that an option is, given once or once for each text, and then the same."""
+    value = tf.reshape(value, [-1])
+    same = tf.debugging.Assert(tf.reduce_all(value == value[0]), ["an option must be the same for all texts", value])
+    valid = tf.debugging.Assert(value[0] >= 0, ["an option must be at least 0", value])
+    with tf.control_dependencies([same, valid]):
+        return tf.identity(value[0])
 
 
 def graph(function, *signature):
@@ -167,12 +209,21 @@ def copy_variables(model: Transformer, other: Transformer) -> None:
         copy.assign(variable)
 
 
-def length_limits(lengths: tf.Tensor, decoding: DecodingSettings, table: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The most and the fewest tokens of each output, from the sources' lengths; `table` is the most there can be."""
+def length_limits(
+    lengths: tf.Tensor, decoding: DecodingSettings, table: int, longest=None, shortest=None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The most and the fewest tokens of each output, from the sources' lengths.
+
+    Args:
+        table: the most that there can be.
+        longest, shortest: what stands for the settings' max_length and min_length; None for these themselves.
+    """
     source = tf.cast(lengths, tf.float32)
-    limit = float(table if decoding.max_length is None else min(table, decoding.max_length))
+    longest = decoding.max_length if longest is None else longest
+    shortest = decoding.min_length if shortest is None else shortest
+    limit = tf.cast(table if longest is None else tf.minimum(table, longest), tf.float32)
     most = tf.clip_by_value(source * decoding.max_length_factor + decoding.max_length_extra, 1.0, limit)
-    fewest = tf.clip_by_value(tf.math.ceil(source * decoding.min_length_factor), float(decoding.min_length), limit)
+    fewest = tf.clip_by_value(tf.math.ceil(source * decoding.min_length_factor), tf.cast(shortest, tf.float32), limit)
     # A source of the end token alone is a blank line.
     return tf.where(lengths > 1, tf.cast(most, tf.int32), 0), tf.cast(fewest, tf.int32)
 

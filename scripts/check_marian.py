@@ -5,7 +5,7 @@
 
 A small MarianMTModel, fitted to sentences from a few words, and one of random weights in the shape of OPUS-MT's are
 imported: logits to 1e-4, and of the fitted one the translations of 200 texts by beam search of 4. The fitted one is
-exported again and does the same there. With --fixture, it is kept, with what transformers made of it, for the tests.
+exported again and does the same there. With --fixture, it is kept for the tests, with what transformers made of it.
 """
 
 import itertools
@@ -157,8 +157,8 @@ def logits(folder: Path, inp: np.ndarray, tar: np.ndarray) -> np.ndarray:
         ).logits.numpy()
 
 
-def compare_logits(folder: Path, run: Path, name: str) -> None:
-    """Of random ids with padding; in theirs 0 is the end, 1 unknown, the last padding and start."""
+def compare_logits(folder: Path, run: Path, name: str) -> dict[str, np.ndarray]:
+    """Of random ids with padding; in theirs 0 is the end, 1 unknown, the last padding and start. Returns them."""
     from keras_transformer.translator import load_run
 
     model, tokenizers = load_run(run)
@@ -177,6 +177,7 @@ def compare_logits(folder: Path, run: Path, name: str) -> None:
     print(f"{name}: logits up to {np.abs(theirs).max():.1f}, largest difference {difference:.1e}")
     if difference > 1e-4:
         sys.exit("too large")
+    return {"inp": inp, "tar": tar, "logits": theirs}
 
 
 def compare_texts(texts: list[str], theirs: list[str], ours: list[str], name: str) -> None:
@@ -208,14 +209,15 @@ def main(
         tokenizer.save_pretrained(folder)
         theirs = translate(folder, test)
         run, again = Path(temporary) / "run", Path(temporary) / "again"
-        import_marian(folder, run, None, None)
-        compare_logits(folder, run, "fitted, imported")
+        import_marian(folder, run)
+        fitted = compare_logits(folder, run, "fitted, imported")
         compare_texts(test, theirs, Translator.load(run).translate(test), "fitted, imported")
         export_marian(run, again)
         compare_logits(again, run, "fitted, exported again")
         compare_texts(test, theirs, translate(again, test), "fitted, exported again")
         if fixture:
             shutil.copytree(folder, fixture, dirs_exist_ok=True)
+            np.savez_compressed(fixture / "logits.npz", **fitted)
             (fixture / "expected.json").write_text(
                 json.dumps(dict(zip(test, theirs, strict=True)), ensure_ascii=False, indent=0) + "\n", encoding="utf-8"
             )
@@ -225,10 +227,11 @@ def main(
         pieces = [*list(vocabulary)[:-1], *(f"▁{i}" for i in range(60_000 - len(vocabulary))), "<pad>"]
         (large / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}), encoding="utf-8")
         new_model(len(pieces), 6, 512, 8, 2048).save_pretrained(large)
-        import_marian(large, Path(temporary) / "large_run", None, None)
-        compare_logits(large, Path(temporary) / "large_run", "OPUS-MT's shape, imported")
-        export_marian(Path(temporary) / "large_run", Path(temporary) / "large_again")
-        compare_logits(Path(temporary) / "large_again", Path(temporary) / "large_run", "OPUS-MT's shape, exported")
+        large_run, large_again = Path(temporary) / "large_run", Path(temporary) / "large_again"
+        import_marian(large, large_run)
+        compare_logits(large, large_run, "OPUS-MT's shape, imported")
+        export_marian(large_run, large_again)
+        compare_logits(large_again, large_run, "OPUS-MT's shape, exported")
 
 
 if __name__ == "__main__":

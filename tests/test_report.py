@@ -57,7 +57,7 @@ def test_the_page(run, tiny):
         "| train | `[a\\|b.en, a\\|b.de]` |",
         "| updates | 300 of at most 1,000 |",
         "| target tokens a second, mean | 3,000 |",
-        "| best model, by dev BLEU | step 300, the mean of checkpoints |",
+        "| best model, by dev BLEU | step 300 (mean of checkpoints) |",
         "| dev BLEU | 30.50 |",
         "![The curves of the run](report.png)",
         "| training.max_steps | `1000` | `8000` |",

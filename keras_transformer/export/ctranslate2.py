@@ -9,12 +9,27 @@ from keras_transformer.config import DecodingSettings, run_settings, settings_ya
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
 from keras_transformer.decoding import length_norm
 from keras_transformer.errors import DataError, UsageError, first_line
+from keras_transformer.export.card import write_card
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
 from keras_transformer.precision import cores
 from keras_transformer.translator import BLANK, cut, length_limits, load_run
 
+USAGE = """
+With `pip install 'keras-transformer-mt[ctranslate2]'`, text in and text out:
+
+```
+keras-transformer translate FOLDER text.txt
+```
+
+In Python, `keras_transformer.Translator.load("FOLDER").translate(["..."])`. With `ctranslate2` alone, source and
+target are pieces of `tokenizer/`, and the source ends with the piece `</s>`; suppress the pieces of padding and start.
+
+CTranslate2 divides log-probabilities by n^length_penalty, n with the end counted. It takes one maximum length for a
+batch (`max_decoding_length`), and ranks what came to it without an end among the rest; `Translator` gives each source
+its own maximum, `max_length_factor` times its pieces and `max_length_extra` more, and puts what did not end last.
+"""
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH"}
 
 
@@ -26,28 +41,30 @@ def import_ctranslate2():
     return ctranslate2
 
 
-def export_ctranslate2(run_dir: Path, out: Path, decoding: DecodingSettings) -> None:
+def export_ctranslate2(run_dir: Path, out: Path, decoding: DecodingSettings | None = None) -> None:
     """Write the best model of a run, its tokenizers and settings as a CTranslate2 folder, whole or not at all.
 
     Args:
-        decoding: what it is to be loaded with, of which the precision is that of the weights: float32, or int8.
+        decoding: how it is to search, of which the precision is that of the weights, float32 or int8; None for the
+            run's own settings.
 
     Raises:
         DataError: `run_dir` is no run folder, or has no model yet.
         UsageError: CTranslate2 is not installed, or does not search in this way.
     """
-    check_search(decoding)
     settings = run_settings(run_dir)
-    settings = settings.model_copy(update={"decoding": decoding})
+    settings = settings.model_copy(update={"decoding": decoding or settings.decoding})
+    check_search(settings.decoding)
     model, tokenizers = load_run(run_dir)
     specification = specify(model, tokenizers)
     specification.validate()
-    specification.optimize(quantization=decoding.precision)
+    specification.optimize(quantization=settings.decoding.precision)
     with whole(out) as beside:
         beside.mkdir()
         specification.save(str(beside))
         (beside / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
         tokenizers.save(beside / "tokenizer")
+        write_card(beside, run_dir, settings, USAGE)
 
 
 def specify(model: Transformer, tokenizers: Tokenizers):

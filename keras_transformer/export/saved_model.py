@@ -1,19 +1,44 @@
 """A run as a SavedModel: strings in, strings out, with all it needs inside."""
 
+import logging
 from pathlib import Path
 
 import tensorflow as tf
 
 from keras_transformer.config import DecodingSettings, run_settings, settings_yaml
+from keras_transformer.export.card import write_card
 from keras_transformer.files import whole
 from keras_transformer.translator import TranslatorModule, load_run
+
+USAGE = """
+```python
+import tensorflow as tf
+import tensorflow_text  # registers the tokenizer's operations
+
+model = tf.saved_model.load("FOLDER")
+model.signatures["serving_default"](text=tf.constant(["..."]))  # text, log_prob, score of each
+model.signatures["n_best"](text=tf.constant(["..."]))  # the same of several, the best first
+model.serve_options(tf.constant(["..."]), length_penalty=0.6, max_length=50)
+```
+
+TensorFlow Serving answers at `/v1/models/NAME:predict`, text by text or all together:
+
+```json
+{"instances": ["...", "..."]}
+{"inputs": ["...", "..."]}
+{"signature_name": "options", "inputs": {"text": ["..."], "length_penalty": 0.6, "max_length": 50, "min_length": 0}}
+```
+"""
+WARM_UP = (1, 8)  # texts in a request
+log = logging.getLogger(__name__)
 
 
 def export_saved_model(run_dir: Path, out: Path, decoding: DecodingSettings | None = None) -> None:
     """Write the best model of a run and its tokenizers to the folder `out`, whole or not at all.
 
-    The signature serving_default is TranslatorModule.serve. The settings lie in assets.extra, which TensorFlow leaves
-    alone.
+    Its signatures are TranslatorModule's serve (serving_default), serve_n_best (n_best) and serve_options (options).
+    The settings lie in assets.extra, which TensorFlow leaves alone, and where tensorflow-serving-api is installed, the
+    requests with which TensorFlow Serving warms up.
 
     Args:
         decoding: how it is to search; None for the run's own settings.
@@ -23,8 +48,32 @@ def export_saved_model(run_dir: Path, out: Path, decoding: DecodingSettings | No
     """
     settings = run_settings(run_dir)
     settings = settings.model_copy(update={"decoding": decoding or settings.decoding})
-    module = TranslatorModule(*load_run(run_dir), settings.decoding)
+    model, tokenizers = load_run(run_dir)
+    module = TranslatorModule(model, tokenizers, settings.decoding)
+    signatures = {"serving_default": module.serve, "n_best": module.serve_n_best, "options": module.serve_options}
     with whole(out) as beside:
-        tf.saved_model.save(module, beside, signatures={"serving_default": module.serve})
+        tf.saved_model.save(module, beside, signatures=signatures)
         (beside / "assets.extra").mkdir()
         (beside / "assets.extra" / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
+        text = "".join(tokenizers.source.pieces[4:24]).replace("▁", " ")
+        write_warm_up(beside / "assets.extra" / "tf_serving_warmup_requests", text)
+        write_card(beside, run_dir, settings, USAGE)
+
+
+def write_warm_up(path: Path, text: str) -> None:
+    """Write requests to translate `text`, which TensorFlow Serving answers before any others.
+
+    Their format comes with tensorflow-serving-api; where it is not installed, none are written.
+    """
+    try:
+        from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
+    except ImportError:
+        log.info("no warm-up requests for TensorFlow Serving: pip install 'keras-transformer-mt[serving]' for them")
+        return
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for count in WARM_UP:
+            request = predict_pb2.PredictRequest()
+            request.model_spec.signature_name = "serving_default"
+            request.inputs["text"].CopyFrom(tf.make_tensor_proto([text] * count))
+            predict_log = prediction_log_pb2.PredictLog(request=request)
+            writer.write(prediction_log_pb2.PredictionLog(predict_log=predict_log).SerializeToString())
