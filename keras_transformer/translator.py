@@ -75,10 +75,9 @@ class TranslatorModule(tf.Module):
         def encode_target(text):
             return cut(tokenizers.target.encode(text), model.pe_target)
 
-        def search(inp, prefix, rows, limits, alpha, n_best):
-            most, fewest = limits
+        def find(inp, prefix, rows, most, fewest, length_penalty, n_best=decoding.n_best):
             limits = Limits(most, fewest, prefix, forbidden, decoding.no_repeat_ngram)
-            norm = length_norm(decoding.length_norm, alpha)
+            norm = length_norm(decoding.length_norm, length_penalty)
             step, state = begin_decoding(model, inp, decoding.hypotheses, step_weights)
             if decoding.method == "sample":
                 seeds = tf.stack([tf.fill(tf.shape(rows), decoding.seed), rows], 1)
@@ -93,12 +92,9 @@ class TranslatorModule(tf.Module):
             count = tf.maximum(tf.math.count_nonzero(ids, -1), 1)
             return {"text": text, "ids": ids, "log_prob": log_prob, "score": log_prob / norm(count)}
 
-        def limits_of(inp, longest=None, shortest=None):
-            lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
-            return length_limits(lengths, decoding, model.pe_target, longest, shortest)
-
         def decode(inp, prefix, rows):
-            return search(inp, prefix, rows, limits_of(inp), decoding.length_penalty, decoding.n_best)
+            limits = length_limits(inp, decoding, model.pe_target)
+            return self.search(inp, prefix, rows, *limits, decoding.length_penalty)
 
         def teacher_force(inp, tar):
             tar_inp = tf.concat([tf.fill([tf.shape(tar)[0], 1], START), tar[:, :-1]], 1)
@@ -118,18 +114,23 @@ class TranslatorModule(tf.Module):
             return tf.constant(tokenizers.target.pieces)
 
         def unforced(inp):
-            """What `search` takes when nothing is forced, after the source ids: no prefixes, numbers of the rows."""
+            """Prefixes that force nothing, and numbers of the rows."""
             return tf.zeros([tf.shape(inp)[0], 0], tf.int32), tf.range(tf.shape(inp)[0])
+
+        def best(found):
+            return {name: found[name][:, 0] for name in RESULTS}
 
         def serve(text):
             inp = self.encode(text)[0].to_tensor()
-            found = self.decode(inp, *unforced(inp))
-            return {name: found[name][:, 0] for name in RESULTS}
+            return best(self.decode(inp, *unforced(inp)))
 
         def serve_n_best(text):
             inp = self.encode(text)[0].to_tensor()
-            n_best = decoding.n_best if decoding.n_best > 1 else decoding.hypotheses
-            found = search(inp, *unforced(inp), limits_of(inp), decoding.length_penalty, n_best)
+            if decoding.n_best > 1 or decoding.hypotheses == 1:
+                found = self.decode(inp, *unforced(inp))
+            else:
+                limits = length_limits(inp, decoding, model.pe_target)
+                found = find(inp, *unforced(inp), *limits, decoding.length_penalty, decoding.beam_size)
             return {name: found[name] for name in RESULTS}
 
         # The defaults of a SavedModel's signature must be tensors.
@@ -139,8 +140,8 @@ class TranslatorModule(tf.Module):
         def serve_options(text, length_penalty=own_penalty, max_length=own_maximum, min_length=own_minimum):
             alpha, longest, shortest = map(the_one, (length_penalty, max_length, min_length))
             inp = self.encode(text)[0].to_tensor()
-            found = search(inp, *unforced(inp), limits_of(inp, longest, shortest), alpha, 1)
-            return {name: found[name][:, 0] for name in RESULTS}
+            limits = length_limits(inp, decoding, model.pe_target, longest, shortest)
+            return best(self.search(inp, *unforced(inp), *limits, alpha))
 
         def update():
             if model is not original:
@@ -154,6 +155,11 @@ class TranslatorModule(tf.Module):
         inp, tar, prefix = (tf.TensorSpec((None, None), tf.int32, name) for name in ("inp", "tar", "prefix"))
         self.encode = graph(encode, strings)
         self.encode_target = graph(encode_target, strings)
+        lengths, number = (
+            (tf.TensorSpec((None,), tf.int32, name) for name in ("most", "fewest")),
+            tf.TensorSpec((), tf.float32),
+        )
+        self.search = graph(find, inp, prefix, rows, *lengths, number)
         self.decode = graph(decode, inp, prefix, rows)
         self.score = graph(score, inp, tar)
         self.attention = graph(attention, inp, tar)
@@ -209,15 +215,15 @@ def copy_variables(model: Transformer, other: Transformer) -> None:
         copy.assign(variable)
 
 
-def length_limits(
-    lengths: tf.Tensor, decoding: DecodingSettings, table: int, longest=None, shortest=None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The most and the fewest tokens of each output, from the sources' lengths.
+def length_limits(inp: tf.Tensor, decoding: DecodingSettings, table: int, longest=None, shortest=None):
+    """The most and the fewest tokens of each output, (batch,) each, from the sources' lengths.
 
     Args:
+        inp: source ids (batch, inp_len).
         table: the most that there can be.
         longest, shortest: what stands for the settings' max_length and min_length; None for these themselves.
     """
+    lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
     source = tf.cast(lengths, tf.float32)
     longest = decoding.max_length if longest is None else longest
     shortest = decoding.min_length if shortest is None else shortest

@@ -306,9 +306,9 @@ def test_two_vocabularies():
     source = Tokenizer(train_sentencepiece(LINES, 40))
     target = Tokenizer(train_sentencepiece(["ein Hund", "zwei Hunde laufen", "die Katze sieht den Hund"], 60))
     random.seed(5)
-    model = Transformer(2, 16, 2, 32, source.vocab_size, target.vocab_size, 20, 20, rate=0.0)
+    model = Transformer(2, 16, 2, 32, len(source.pieces), len(target.pieces), 20, 20, rate=0.0)
     model.build((None, None), (None, None))
-    assert source.vocab_size != target.vocab_size
+    assert len(source.pieces) != len(target.pieces)
     translator = Translator(TranslatorModule(model, Tokenizers(source, target), BEAM), BEAM)
     for n_best in translator.stream(LINES):
         for found in n_best:

@@ -193,9 +193,8 @@ class CTranslate2Module:
 
     def decode(self, inp, prefix, rows) -> dict[str, tf.Tensor]:
         """As TranslatorModule's; `rows` are of no consequence."""
+        most, fewest = (limit.numpy() for limit in length_limits(inp, self.decoding, self.tables[1]))
         inp, prefix, n_best = inp.numpy(), prefix.numpy(), self.decoding.n_best
-        most, fewest = length_limits(tf.math.count_nonzero(inp, axis=1, dtype=tf.int32), self.decoding, self.tables[1])
-        most, fewest = most.numpy(), fewest.numpy()
         found = [[([], 0.0)] * n_best for _ in inp]
 
         def search(some, longest, count):
