@@ -396,12 +396,12 @@ def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = 
     for name, size in {**sizes, "ffn_dim": model_settings.dff}.items():
         config |= {f"encoder_{name}": size, f"decoder_{name}": size}
     numbers = [vocabularies["target"][piece] for piece in decoding.forbidden]
-    longest = model_settings.pe_target if decoding.max_length is None else decoding.max_length + 1
+    longest = min(decoding.max_length or model_settings.pe_target, model_settings.pe_target)
     search = {
         **ids,
         "num_beams": decoding.beam_size,
         "length_penalty": decoding.length_penalty,
-        "max_length": min(longest, model_settings.pe_target),
+        "max_length": longest + 1,  # with the start
         "no_repeat_ngram_size": decoding.no_repeat_ngram,
         "bad_words_ids": [[number] for number in [pad, *numbers]],
     }

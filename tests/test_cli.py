@@ -14,6 +14,8 @@ import pytest
 import sacrebleu
 
 from keras_transformer import cli
+from keras_transformer.export.ctranslate2 import export_ctranslate2
+from keras_transformer.export.saved_model import export_saved_model
 from keras_transformer.files import read_lines
 
 COMMAND = Path(sys.executable).with_name("keras-transformer")
@@ -54,6 +56,17 @@ def run(tmp_path_factory):
     finally:
         os.chdir(before)
     return folder / "runs" / "small"
+
+
+@pytest.fixture(scope="module", params=["run", "saved_model", "ctranslate2"])
+def model(request, run, tmp_path_factory):
+    """What `translate` takes: a run, and what is exported of it."""
+    if request.param == "run":
+        return run
+    folder = tmp_path_factory.mktemp("exported") / request.param
+    exporter = {"saved_model": export_saved_model, "ctranslate2": export_ctranslate2}[request.param]
+    exporter(run, folder)
+    return folder
 
 
 @pytest.fixture
@@ -152,38 +165,38 @@ def test_a_damaged_model_is_named(folder, command, run):
 
 
 @pytest.mark.parametrize(("stdin", "lines"), [(b"a\nb\n", 2), (b"a\nb", 2), (b"a\nb\n\n", 3), (b"", 0)])
-def test_as_many_lines_out_as_in(command, run, stdin, lines):
+def test_as_many_lines_out_as_in(command, model, stdin, lines):
     """C1, https://github.com/tensorflow/tensor2tensor/issues/376: a line too many after the last."""
-    code, out, err = command("translate", run, stdin=stdin)
+    code, out, err = command("translate", model, stdin=stdin)
     assert code == 0
     assert out.count("\n") == lines
 
 
-def test_blank_lines_stay_blank(command, run):
+def test_blank_lines_stay_blank(command, model):
     """C2, https://github.com/joeynmt/joeynmt/issues/183."""
-    code, out, _ = command("translate", run, stdin=b"Ein Hund\n\n \t\nZwei Hunde\n")
+    code, out, _ = command("translate", model, stdin=b"Ein Hund\n\n \t\nZwei Hunde\n")
     lines = out.split("\n")
     assert code == 0
     assert lines[1:3] == ["", ""] and lines[0] and lines[3] and lines[4:] == [""]
 
 
-def test_a_carriage_return_is_text_or_part_of_the_lines_end(command, run):
+def test_a_carriage_return_is_text_or_part_of_the_lines_end(command, model):
     """C5, https://github.com/mjpost/sacrebleu/pull/24: "\\n" alone ends a record; CRLF input translates as LF input."""
-    assert command("translate", run, stdin=b"a\rb\n")[1].count("\n") == 1
-    windows = command("translate", run, stdin=b"Ein Hund\r\nZwei Hunde\r\n")[1]
-    assert windows == command("translate", run, stdin=b"Ein Hund\nZwei Hunde\n")[1]
+    assert command("translate", model, stdin=b"a\rb\n")[1].count("\n") == 1
+    windows = command("translate", model, stdin=b"Ein Hund\r\nZwei Hunde\r\n")[1]
+    assert windows == command("translate", model, stdin=b"Ein Hund\nZwei Hunde\n")[1]
 
 
-def test_bad_bytes_and_long_lines_are_warned_of_and_keep_their_place(command, run):
+def test_bad_bytes_and_long_lines_are_warned_of_and_keep_their_place(command, model):
     """The second line is not UTF-8, the third has 5,000 words; five lines come out and the exit code is 0.
 
     C3, https://github.com/marian-nmt/marian-dev/issues/365.
     """
     lines = [b"Ein Hund", b"Ein \xff Hund", b"Hund " * 5000, b"Zwei Hunde", b"Eine Katze"]
-    code, out, err = command("translate", run, stdin=b"\n".join(lines))
+    code, out, err = command("translate", model, stdin=b"\n".join(lines))
     assert code == 0 and out.count("\n") == 5
     assert "line 2: not UTF-8" in err and "line 3: " in err and "cut to" in err
-    alone = command("translate", run, stdin="Ein \ufffd Hund\n".encode())[1]
+    alone = command("translate", model, stdin="Ein \ufffd Hund\n".encode())[1]
     assert out.split("\n")[1] == alone.rstrip("\n")
 
 
@@ -330,16 +343,45 @@ def test_evaluating_windows_files_gives_the_same_score(command, run, folder):
     assert command("evaluate", run, "de.txt", "en.txt")[1] == unix
 
 
-def test_the_export_translates_as_the_run(command, run, folder):
-    """S6, https://github.com/OpenNMT/OpenNMT-tf/issues/501: blank, long and odd lines included."""
+@pytest.mark.parametrize("kind", ["saved_model", "ctranslate2"])
+def test_the_export_translates_as_the_run(command, run, folder, kind):
+    """S6, https://github.com/OpenNMT/OpenNMT-tf/issues/501: blank, long and odd lines included.
+
+    C6, https://github.com/OpenNMT/OpenNMT-tf/issues/126: UTF-8 under a locale that is not.
+    C7, https://github.com/OpenNMT/OpenNMT-tf/issues/880: fields of n-best lists are text and numbers.
+    """
     text = "\n".join([*GERMAN, "", " \t", "Hund " * 50, "Ein\u00a0Hund", "x"]).encode()
-    assert command("export", run, "out")[0] == 0
-    assert command("translate", "out", stdin=text)[1] == command("translate", run, stdin=text)[1]
-    assert command("evaluate", "out", "de.txt", "en.txt")[1] == command("evaluate", run, "de.txt", "en.txt")[1]
+    search = ["--beam-size", "3", "--length-penalty", "0", "--set", "decoding.n_best=2"]
+    assert command("export", run, "out", "--format", kind, *search)[0] == 0
+    lines = [
+        [line.split("\t") for line in command("translate", folder, "--scores", *more, stdin=text)[1].split("\n")[:-1]]
+        for folder, more in (("out", []), (run, search))
+    ]
+    assert len(lines[0]) == 2 * 9 and all(len(line) == 3 for line in lines[0])
+    assert [line[2] for line in lines[0]] == [line[2] for line in lines[1]]
+    for one, other in zip(*lines, strict=True):
+        assert math.isclose(float(one[0]), float(other[0]), abs_tol=1e-3 if kind == "saved_model" else 5)
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    piped = subprocess.run([COMMAND, "translate", "out", "--scores"], input=text, env=environment, capture_output=True)
+    assert piped.returncode == 0 and "Traceback" not in piped.stderr.decode()
+    assert [line.split("\t")[2] for line in piped.stdout.decode("utf-8").split("\n")[:-1]] == [x[2] for x in lines[0]]
+    assert command("evaluate", "out", "de.txt", "en.txt")[0] == 0
     code, _, err = command("export", run, "out")
     assert code == 1 and "out is there already" in err
     code, _, err = command("export", "out", "again")
     assert code == 1 and "out is an export already" in err
+
+
+def test_a_marian_model_goes_there_and_back(command, run, folder):
+    """The small run's model, and one in a folder that holds none."""
+    assert command("export", run, "marian", "--format", "marian")[0] == 0
+    code, out, err = command("import-marian", "marian", "again", "--target-language", "en")
+    assert (code, out, err.splitlines()[-1]) == (0, "", "wrote again")
+    assert command("translate", "again", stdin=b"Ein Hund\n")[1] == command("translate", run, stdin=b"Ein Hund\n")[1]
+    code, _, err = command("import-marian", "marian", "again")
+    assert code == 1 and err == "error: again is there already\n"
+    code, _, err = command("import-marian", ".", "nothing")
+    assert code == 1 and err == "error: config.json: No such file or directory\n" and not Path("nothing").exists()
 
 
 def test_the_mean_is_taken_in_place_of_the_run(command, run, folder):
