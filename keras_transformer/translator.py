@@ -76,7 +76,8 @@ class TranslatorModule(tf.Module):
             return cut(tokenizers.target.encode(text), model.pe_target)
 
         def find(inp, prefix, rows, most, fewest, length_penalty, n_best=decoding.n_best):
-            limits = Limits(most, fewest, prefix, forbidden, decoding.no_repeat_ngram)
+            forced = None if prefix.shape[1] == 0 else prefix
+            limits = Limits(most, fewest, forced, forbidden, decoding.no_repeat_ngram)
             norm = length_norm(decoding.length_norm, length_penalty)
             step, state = begin_decoding(model, inp, decoding.hypotheses, step_weights)
             if decoding.method == "sample":
@@ -115,14 +116,23 @@ class TranslatorModule(tf.Module):
 
         def unforced(inp):
             """Prefixes that force nothing, and numbers of the rows."""
-            return tf.zeros([tf.shape(inp)[0], 0], tf.int32), tf.range(tf.shape(inp)[0])
+            batch = inp.shape[0] or tf.shape(inp)[0]
+            return tf.zeros([batch, 0], tf.int32), tf.range(batch)
 
         def best(found):
             return {name: found[name][:, 0] for name in RESULTS}
 
         def serve(text):
             inp = self.encode(text)[0].to_tensor()
-            return best(self.decode(inp, *unforced(inp)))
+
+            def one():
+                # Not ensure_shape, from which TensorFlow's optimizer infers that it is so in the other branch as well.
+                alone = tf.reshape(inp, (1, -1))
+                most, fewest = length_limits(alone, decoding, model.pe_target)
+                fewest = fewest if decoding.min_length or decoding.min_length_factor else None
+                return best(find(alone, *unforced(alone), most, fewest, decoding.length_penalty))
+
+            return tf.cond(tf.shape(inp)[0] == 1, one, lambda: best(self.decode(inp, *unforced(inp))))
 
         def serve_n_best(text):
             inp = self.encode(text)[0].to_tensor()

@@ -289,7 +289,8 @@ from keras_transformer.data.sources import text_pairs
 from keras_transformer.data.tokenizer import train_tokenizers
 folder = Path(sys.argv[1])
 train_tokenizers(text_pairs(folder / "0.txt", folder / "1.txt"), 100, True).save(folder / "tokenizer")
-print(locale.getencoding(), ascii(settings_yaml(load_settings(folder / "my.yaml")).splitlines()[17]))
+lines = settings_yaml(load_settings(folder / "my.yaml")).splitlines()
+print(locale.getencoding(), ascii(next(line for line in lines if line.startswith("  train:"))))
 """
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment.pop("PYTHONIOENCODING", None)
