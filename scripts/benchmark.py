@@ -1,4 +1,5 @@
-"""Speed, measured beside what else one would use: benchmark.py decode | train [--batches FILE] [--peers FOLDER], length
+"""Speed, measured beside what else one would use: benchmark.py decode | train [--batches FILE] [--peers FOLDER] |
+length | serve RUN FILE
 
 Every program runs in a process of its own, one after the other, in rounds; what is printed is the median of the rounds.
 A peer is a program in FOLDER that prints "...: RATE tokens/s ..." or "...: RATE target tokens/s ...":
@@ -27,6 +28,8 @@ SIZES = {
     "base": {"num_layers": 6, "d_model": 512, "num_heads": 8, "dff": 2048},
 }
 RATE = re.compile(r": (\d+) (?:target )?tokens/s")
+LATENCY = re.compile(r"([\d.]+) ms a sentence")
+SENTENCES = re.compile(r"([\d.]+) sentences/s")
 SHARE = re.compile(r"(\d+) % of")
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 Peers = Annotated[Path | None, typer.Option(help="The folder of decode_peer.py and train_peer.py; left out, no peers.")]
@@ -110,6 +113,113 @@ def length(
         print(f"| {name} | {rate:,.0f} | {rates['20 tokens'] / rate:.2f} |")
 
 
+@app.command()
+def serve(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    file: Annotated[Path, typer.Argument(help="Sentences, one a line; or .gz.")],
+    words: Annotated[int, typer.Option(help="How many a sentence that goes alone has.")] = 13,
+    rounds: Rounds = 3,
+    seconds: Seconds = 8,
+) -> None:
+    """Exports of RUN from text to text, greedy: one sentence alone, and sentences 64 together.
+
+    The SavedModel, the run itself, and CTranslate2 in float32 with SentencePiece, on one core and on all for a text.
+    """
+    check("tiny", run, file)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for kind in ("saved_model", "ctranslate2"):
+            export = [sys.executable, "-m", "keras_transformer", "export", run, folder / kind, "--format", kind]
+            subprocess.run([*export, "--beam-size", "1"], check=True)
+        own, eigen = [sys.executable, __file__, "own-serve"], {"TF_ENABLE_ONEDNN_OPTS": "0"}
+        commands = {
+            "SavedModel": ([*own, str(folder / "saved_model")], eigen),
+            "translate": ([*own, str(run)], eigen),
+            "CTranslate2, a core": ([*own, str(folder / "ctranslate2"), "--threads", "1"], {}),
+            "CTranslate2": ([*own, str(folder / "ctranslate2"), "--threads", "0"], {}),
+        }
+        outputs = run_cell(commands, [file, "--words", words, "--seconds", seconds], rounds, SENTENCES)
+    latencies, rates = medians(outputs, LATENCY), medians(outputs, SENTENCES)
+    base = min(latency for name, latency in latencies.items() if name.startswith("CTranslate2"))
+    print(f"| program | ms for a sentence of {words} words | ratio | sentences/s, 64 together |")
+    print("| --- | --- | --- | --- |")
+    for name, rate in rates.items():
+        alone = f"{latencies[name]:.2f} | {latencies[name] / base:.2f}" if name in latencies else " | "
+        print(f"| {name} | {alone} | {rate:,.0f} |")
+
+
+@app.command(hidden=True)
+def own_serve(file: Path, folder: Path, words: int = 13, seconds: float = 8, threads: int = 1) -> None:
+    """One export's latency and rate; of a run, its rate alone, as `translate` has it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from keras_transformer.files import read_lines
+
+    lines = list(read_lines(file))
+    alone = [line for line in lines if len(line.split()) == words]
+    together = [lines[i : i + 64] for i in range(0, len(lines), 64)]
+    if (folder / "model.bin").exists():
+        translate, cores = load_ctranslate2(folder, threads), 1
+    elif (folder / "saved_model.pb").exists():
+        import tensorflow as tf
+        import tensorflow_text  # noqa: F401
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        signature = tf.saved_model.load(folder).signatures["serving_default"]
+        cores = len(os.sched_getaffinity(0))
+
+        def translate(texts):
+            return signature(text=tf.constant(texts))["text"].numpy()
+    else:
+        import tensorflow as tf
+
+        from keras_transformer import Translator
+        from keras_transformer.config import DecodingSettings
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        translate, alone = Translator.load(folder, DecodingSettings(beam_size=1)).translate, []
+        cores = len(os.sched_getaffinity(0))
+    milliseconds = 1000 * statistics.median(times(translate, [[line] for line in alone], seconds)) if alone else None
+    with ThreadPoolExecutor(cores) as pool:
+        translate(together[0])
+        begin = time.perf_counter()
+        done = 0
+        while not done or time.perf_counter() - begin < seconds:
+            list(pool.map(translate, together))
+            done += len(lines)
+        rate = done / (time.perf_counter() - begin)
+    latency = f"{milliseconds:.3f} ms a sentence, " if alone else ""
+    print(f"own {folder.name}: {latency}{rate:.1f} sentences/s")
+
+
+def times(translate, batches: list[list[str]], seconds: float) -> list[float]:
+    for batch in batches[:10]:
+        translate(batch)
+    found, begin = [], time.perf_counter()
+    while not found or time.perf_counter() - begin < seconds:
+        for batch in batches:
+            start = time.perf_counter()
+            translate(batch)
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def load_ctranslate2(folder: Path, threads: int):
+    """As one would write it with ctranslate2 and sentencepiece alone."""
+    import ctranslate2
+    import sentencepiece
+
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer" / "joint.model"))
+    translator = ctranslate2.Translator(str(folder), intra_threads=threads)
+
+    def translate(texts):
+        pieces = [[*found, "</s>"] for found in tokenizer.encode(texts, out_type=str)]
+        results = translator.translate_batch(pieces, beam_size=1, max_decoding_length=100)
+        return tokenizer.decode([result.hypotheses[0] for result in results])
+
+    return translate
+
+
 def check(sizes: str, *files: Path | None) -> None:
     for size in sizes.split(","):
         if size not in SIZES:
@@ -148,7 +258,7 @@ def train_programs(peers: Path | None, python: str) -> dict[str, tuple[list[str]
     return {name: (command, {"KERAS_BACKEND": "tensorflow"}) for name, command in found.items()}
 
 
-def run_cell(commands, cell: list, rounds: int) -> dict[str, list[str]]:
+def run_cell(commands, cell: list, rounds: int, figure: re.Pattern = RATE) -> dict[str, list[str]]:
     """What each program prints, round by round; they run in turn."""
     outputs: dict[str, list[str]] = {name: [] for name in commands}
     for number in range(rounds):
@@ -157,7 +267,7 @@ def run_cell(commands, cell: list, rounds: int) -> dict[str, list[str]]:
             result = subprocess.run(
                 command, env={**os.environ, **environment}, capture_output=True, text=True, encoding="utf-8"
             )
-            if not RATE.search(result.stdout):
+            if not figure.search(result.stdout):
                 sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
             outputs[name].append(result.stdout)
             print(f"round {number + 1} {name}: {result.stdout.strip()}", file=sys.stderr)
