@@ -153,8 +153,10 @@ def import_marian(
         pieces, orders[side] = read_vocabulary(path, config, key)
         sides[side] = read_tokenizer(folder / f"{side}.spm", pieces)
     tokenizers = Tokenizers(**sides)
-    forbidden = barred_pieces(config, folder, sides["target"].pieces, orders["target"])
-    settings = settings_of(config, folder, len(sides["target"].pieces), forbidden, source_language, target_language)
+    told = generation(config, folder)
+    forbidden = barred_pieces(told, config, folder, sides["target"].pieces, orders["target"])
+    vocab_size = len(sides["target"].pieces)
+    settings = settings_of(told, config, folder, vocab_size, forbidden, source_language, target_language)
     tensors, used = read_tensors(folder), set()
     model = make_model(settings.model, tokenizers)
     variables = variables_of(model)
@@ -169,9 +171,8 @@ def import_marian(
         used.update(there)
         value = value[0] if there == ["final_logits_bias"] and value.ndim == 2 else value
         value = value.T if weight.transposed else value
-        wanted = tuple(
-            size - (axis in sides) for size, axis in zip(variable.shape, weight.axes, strict=True)
-        )  # they have no start id
+        shape = zip(variable.shape, weight.axes, strict=True)
+        wanted = tuple(size if axis is None else int(orders[axis].max()) + 1 for size, axis in shape)
         if value.shape != wanted:
             raise DataError(f"{folder}: {there[0]} has the sizes {value.shape}, by config.json they are {wanted}")
         value = reorder(value, weight.axes, orders).astype(np.float32)
@@ -254,8 +255,8 @@ def generation(config: dict, folder: Path) -> dict:
     return {**config, **(read_json(path) if path.exists() else {})}
 
 
-def barred_pieces(config: dict, folder: Path, pieces: list[str], order: np.ndarray) -> list[str]:
-    barred = generation(config, folder).get("bad_words_ids") or []
+def barred_pieces(told: dict, config: dict, folder: Path, pieces: list[str], order: np.ndarray) -> list[str]:
+    barred = told.get("bad_words_ids") or []
     if any(len(ids) != 1 for ids in barred):
         raise DataError(f"{folder}: bad_words_ids of several ids in a row are not supported")
     here = dict(zip(order.tolist(), pieces, strict=True))
@@ -264,9 +265,15 @@ def barred_pieces(config: dict, folder: Path, pieces: list[str], order: np.ndarr
 
 
 def settings_of(
-    config: dict, folder: Path, vocab_size: int, forbidden: list[str], source: str | None, target: str | None
+    told: dict,
+    config: dict,
+    folder: Path,
+    vocab_size: int,
+    forbidden: list[str],
+    source: str | None,
+    target: str | None,
 ) -> Settings:
-    told, path = generation(config, folder), folder / "tokenizer_config.json"
+    path = folder / "tokenizer_config.json"
     languages = read_json(path) if path.exists() else {}
     source = source or languages.get("source_lang") or "und"
     target = target or languages.get("target_lang") or "und"
@@ -421,6 +428,6 @@ def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = 
         for name, content in files.items():
             (beside / name).write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         for side, tokenizer in tokenizers._asdict().items():
-            (beside / f"{side}.spm").write_bytes(next(iter(tokenizer.files.values())))
+            (beside / f"{side}.spm").write_bytes(tokenizer.model)
         save_file(tensors, beside / "model.safetensors", {"format": "pt"})
         write_card(beside, run_dir, settings, USAGE)

@@ -42,7 +42,7 @@ def run(tmp_path_factory):
     module, model, tokenizer = make_module()
     (folder / "settings.yaml").write_text(settings_yaml(Settings()), encoding="utf-8")
     (folder / "tokenizer").mkdir()
-    (folder / "tokenizer" / "joint.model").write_bytes(tokenizer.files[".model"])
+    (folder / "tokenizer" / "joint.model").write_bytes(tokenizer.model)
     model.save(folder / "best.keras")
     return folder
 
@@ -79,6 +79,19 @@ def test_takes_any_number_of_texts(saved_model):
         results = serve(text=tf.constant(LINES[:count]))
         assert results["text"].shape == results["score"].shape == (count,)
     assert serve(text=tf.constant([], tf.string))["text"].shape == (0,)
+
+
+@pytest.mark.parametrize("decoding", [DecodingSettings(beam_size=1, min_length=4), DecodingSettings(beam_size=3)])
+def test_a_text_alone_is_translated_as_among_others(run, tmp_path, decoding):
+    """It has a graph of its own; a blank one too."""
+    export_saved_model(run, tmp_path / "out", decoding)
+    serve = load(tmp_path / "out").signatures["serving_default"]
+    lines = [*LINES, " \t", "dogs " * 100]
+    together = serve(text=tf.constant(lines))
+    for row, line in enumerate(lines):
+        alone = serve(text=tf.constant([line]))
+        assert alone["text"][0] == together["text"][row]
+        np.testing.assert_allclose(alone["score"][0], together["score"][row], atol=1e-5)
 
 
 def test_invalid_bytes_are_read_as_the_replacement_character(saved_model):

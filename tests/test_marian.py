@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
@@ -86,13 +87,29 @@ def test_the_channels_are_those_of_the_same_frequency():
     np.testing.assert_allclose(theirs[:, channel_order(6)], ours, atol=1e-6)
 
 
-def test_text_becomes_their_pieces_and_the_code_is_one(run):
+def test_text_becomes_their_ids_and_the_code_is_one(run):
+    """Those of sentencepiece's own pieces in vocab.json; a code that it lacks is unknown."""
     source = load_run(run)[1].source
     assert [source.pieces[i] for i in (PAD, UNK, START, END)] == ["<pad>", "<unk>", "<start>", "</s>"]
-    [ids] = source.encode(tf.constant([">>fra<< ½ Two"])).to_list()
-    assert [source.pieces[i] for i in ids][0] == ">>fra<<" and ids[-1] == END
-    assert "".join(source.pieces[i] for i in ids[1:-1]) == "▁<unk>/2▁Two".replace("<unk>", "1") or UNK in ids
-    assert source.encode(tf.constant([b"\xff", ">>xxx<< a"])).to_list()[1][0] == UNK
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(FIXTURE / "source.spm"))
+    rows = {piece: row for row, piece in enumerate(source.pieces)}
+    for code, text in [(">>fra<<", " \u00bd  Two dogs"), ("", "猫 cats"), (">>xxx<<", "a<<b"), ("", "a >>fra<< b")]:
+        expected = [*([code] if code else []), *processor.encode(text, out_type=str), "</s>"]
+        [ids] = source.encode(tf.constant([code + text])).to_list()
+        assert ids == [rows.get(piece, UNK) for piece in expected]
+    invalid, replaced = source.encode(tf.constant([b"a \xff dog", "a \ufffd dog"])).to_list()
+    assert invalid == replaced
+
+
+def test_a_start_with_a_row_of_its_own(copy, run, tmp_path):
+    """Instead of padding's: the decoder begins with that row."""
+    change(copy / "config.json", decoder_start_token_id=7)
+    import_marian(copy, tmp_path / "run")
+    rows = load_file(copy / "model.safetensors")["model.shared.weight"]
+    embeddings = load_run(tmp_path / "run")[0].encoder.embedding.embeddings.numpy()
+    assert len(embeddings) == len(rows)
+    for row, number in ((START, 7), (PAD, len(rows) - 1), (END, 0)):
+        np.testing.assert_array_equal(embeddings[row], rows[number][channel_order(32)])
 
 
 def test_the_settings_are_theirs(run):

@@ -252,7 +252,7 @@ def test_cut_model(tmp_path):
         with pytest.raises(DataError, match=r"cut\.model: damaged"):
             load_tokenizer(path)
     path.write_bytes(model)
-    assert load_tokenizer(path).files == {".model": model}
+    assert load_tokenizer(path).model == model
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,6 @@ print(locale.getencoding(), ascii(next(line for line in lines if line.startswith
     assert settings.startswith(ascii("  train: ação.tsv")[:-1])
     assert list(text_pairs(tmp_path / "0.txt", tmp_path / "1.txt")) == pairs
     here = train_tokenizers(pairs, 100, True)
-    assert (tmp_path / "tokenizer" / "joint.model").read_bytes() == here.source.files[".model"]
+    assert (tmp_path / "tokenizer" / "joint.model").read_bytes() == here.source.model
     texts = [text for pair in pairs for text in pair]
     assert there_and_back(load_tokenizers(tmp_path / "tokenizer").source, texts) == texts

@@ -64,7 +64,8 @@ class Tokenizer(tf.Module):
 
     Attributes:
         pieces: the piece of each id.
-        files: what it is made of, by the ends of the files' names.
+        model: the SentencePiece model.
+        files: what it is kept in, by the ends of the files' names.
     """
 
     def __init__(self, model: bytes, dropout: float = 0.0):
@@ -76,14 +77,14 @@ class Tokenizer(tf.Module):
         # A file cut between two pieces loads as a smaller model, without the normaliser's settings at its end.
         if processor.normalize("  ½") != "▁▁▁½":
             raise ValueError("it does not leave text as it is")
-        self.files = {".model": model}
+        self.model, self.files = model, {".model": model}
         self.pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
         with quiet_stderr():
             # Any nbest_size but 0 and 1 has it draw; of a BPE model, alpha is the probability.
             self.sentencepiece = tf_text.SentencepieceTokenizer(model, nbest_size=-1 if dropout else 0, alpha=dropout)
 
     def with_dropout(self, rate: float) -> "Tokenizer":
-        return Tokenizer(self.files[".model"], rate)
+        return Tokenizer(self.model, rate)
 
     def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Texts (batch,), UTF-8, to ids (batch, None) with the end id last; invalid bytes count as U+FFFD."""
@@ -109,7 +110,7 @@ class MarianTokenizer(tf.Module):
         pieces: the piece of each id, of which the first four are padding, unknown, start and end.
 
     Attributes:
-        pieces, files: as a Tokenizer's.
+        pieces, model, files: as a Tokenizer's.
     """
 
     def __init__(self, model: bytes, pieces: list[str]):
@@ -117,7 +118,7 @@ class MarianTokenizer(tf.Module):
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         if any(processor.is_byte(i) for i in range(processor.vocab_size())):
             raise ValueError("its pieces of single bytes are not supported")
-        self.pieces = pieces
+        self.model, self.pieces = model, pieces
         self.files = {".spm": model, ".vocab.json": json.dumps(pieces, ensure_ascii=False, indent=0).encode()}
         with quiet_stderr():
             self.sentencepiece = tf_text.SentencepieceTokenizer(model, out_type=tf.string)
