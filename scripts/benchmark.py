@@ -133,7 +133,8 @@ def serve(
             subprocess.run([*export, "--beam-size", "1"], check=True)
         own, eigen = [sys.executable, __file__, "own-serve"], {"TF_ENABLE_ONEDNN_OPTS": "0"}
         commands = {
-            "SavedModel": ([*own, str(folder / "saved_model")], eigen),
+            "SavedModel, a core": ([*own, str(folder / "saved_model"), "--threads", "1"], eigen),
+            "SavedModel": ([*own, str(folder / "saved_model"), "--threads", "0"], eigen),
             "translate": ([*own, str(run)], eigen),
             "CTranslate2, a core": ([*own, str(folder / "ctranslate2"), "--threads", "1"], {}),
             "CTranslate2": ([*own, str(folder / "ctranslate2"), "--threads", "0"], {}),
@@ -164,7 +165,7 @@ def own_serve(file: Path, folder: Path, words: int = 13, seconds: float = 8, thr
         import tensorflow_text  # noqa: F401
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)  # 1: two texts at a time share a core
         signature = tf.saved_model.load(folder).signatures["serving_default"]
         cores = len(os.sched_getaffinity(0))
 
