@@ -22,8 +22,8 @@ from keras_transformer.export.card import write_card
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
+from keras_transformer.runs import load_run, save_run
 from keras_transformer.training import make_model
-from keras_transformer.translator import load_run, save_run
 
 USAGE = """
 ```python

@@ -53,9 +53,11 @@ from keras_transformer.model import Transformer
 from keras_transformer.precision import fastest_precision, policy, products
 from keras_transformer.progress import Progress
 from keras_transformer.recorder import Recorder
+from keras_transformer.runs import load_run, save_run
 from keras_transformer.schedule import CustomSchedule
 from keras_transformer.step import IDS, make_accumulated_step, make_evaluate_step, make_train_step, parts_of
-from keras_transformer.translator import Translator, TranslatorModule, copy_variables, load_run, save_run
+from keras_transformer.translator import Translator
+from keras_transformer.translator_module import TranslatorModule, copy_variables
 
 log = logging.getLogger(__name__)
 

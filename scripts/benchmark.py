@@ -375,7 +375,7 @@ def make_search(sizes: dict[str, int], vocab: int, beam: int, precision: str):
     import tensorflow as tf
 
     from keras_transformer.decoding import Limits, beam_search, greedy
-    from keras_transformer.translator import begin_decoding
+    from keras_transformer.translator_module import begin_decoding
 
     model = make_model(sizes, vocab, precision)
     step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())

@@ -159,7 +159,7 @@ def logits(folder: Path, inp: np.ndarray, tar: np.ndarray) -> np.ndarray:
 
 def compare_logits(folder: Path, run: Path, name: str) -> dict[str, np.ndarray]:
     """Of random ids with padding; in theirs 0 is the end, 1 unknown, the last padding and start. Returns them."""
-    from keras_transformer.translator import load_run
+    from keras_transformer.runs import load_run
 
     model, tokenizers = load_run(run)
     size = model.target_vocab_size - 1

@@ -23,7 +23,8 @@ from keras_transformer.export.saved_model import export_saved_model
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.marian import channel_order, export_marian, import_marian
 from keras_transformer.positions import positional_encoding
-from keras_transformer.translator import Translator, load_run, save_run
+from keras_transformer.runs import load_run, save_run
+from keras_transformer.translator import Translator
 
 FIXTURE = Path(__file__).parent / "fixtures" / "marian"
 EXPECTED = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))

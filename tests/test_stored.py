@@ -24,7 +24,8 @@ import keras
 import keras_transformer
 from keras_transformer.config import DecodingSettings
 from keras_transformer.data.tokenizer import load_tokenizers
-from keras_transformer.translator import Translator, TranslatorModule
+from keras_transformer.translator import Translator
+from keras_transformer.translator_module import TranslatorModule
 
 folder, texts = Path(sys.argv[1]), json.load(sys.stdin)
 model = keras.models.load_model(folder / "model.keras")
@@ -78,7 +79,8 @@ def make() -> None:
     from keras_transformer import CustomSchedule, MaskedCrossEntropy, TokenAccuracy, Transformer
     from keras_transformer.config import DecodingSettings
     from keras_transformer.data.tokenizer import train_tokenizers
-    from keras_transformer.translator import Translator, TranslatorModule
+    from keras_transformer.translator import Translator
+    from keras_transformer.translator_module import TranslatorModule
 
     shuffled = random.Random(0).sample(PAIRS, len(PAIRS))
     train, test = shuffled[:-60], shuffled[-60:]

@@ -352,7 +352,9 @@ def test_other_text_is_refused_and_the_corpus_stays(tmp_path, files, monkeypatch
 def test_learns_the_direction_that_was_asked_for(tmp_path, files, direction):
     """D12, https://github.com/keras-team/keras-io/pull/1997: ten pairs overfitted, from the settings and by fit()."""
     from keras_transformer.data.pipeline import encode_pairs, token_batches
-    from keras_transformer.translator import Translator, TranslatorModule, load_run
+    from keras_transformer.runs import load_run
+    from keras_transformer.translator import Translator
+    from keras_transformer.translator_module import TranslatorModule
 
     if direction == "digits to letters":
         files.reverse()

@@ -1,21 +1,18 @@
 """Text in, text out, on a small untrained model: what matters here is lines, lengths, batches and files."""
 
-import io
 import logging
 import random
 
-import keras
 import numpy as np
 import pytest
-import sentencepiece
 import tensorflow as tf
 
 from keras_transformer.config import DecodingSettings
 from keras_transformer.data.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
-from keras_transformer.errors import DataError, UsageError
 from keras_transformer.masks import create_masks
 from keras_transformer.model import Transformer
-from keras_transformer.translator import Translator, TranslatorModule, length_batches
+from keras_transformer.translator import Translator, length_batches
+from keras_transformer.translator_module import TranslatorModule
 
 LINES = ["a small cat", "two dogs run", "the cat sees the dogs", "dogs and cats", "a dog", "cats run and dogs run"]
 
@@ -53,24 +50,6 @@ def texts_and_log_probs(translator, lines):
     """All translations of each line, and their log-probabilities, (lines, n_best)."""
     found = list(translator.stream(lines))
     return [[one.text for one in n_best] for n_best in found], np.array([[one.log_prob for one in n] for n in found])
-
-
-def test_is_the_greedy_search_of_the_whole_model(parts, translator):
-    """Against a plain loop that runs the whole model anew for each token, one sentence alone."""
-    _, model, tokenizer = parts
-    inp = tokenizer.encode(tf.constant(LINES[2:3])).to_tensor()
-    tar, score = [2], 0.0
-    while tar[-1] != 3 and len(tar) - 1 < min(20, inp.shape[1] + 50):
-        tar_inp = tf.constant([tar])
-        logits, _ = model(inp, tar_inp, False, *create_masks(inp, tar_inp))
-        log_probs = tf.nn.log_softmax(logits[0, -1]).numpy()
-        log_probs[[0, 2]] = -np.inf
-        tar.append(int(log_probs.argmax()))
-        score += log_probs[tar[-1]]
-    text = tokenizer.decode(tf.constant([tar]))[0].numpy().decode()
-    [[got]] = translator.stream(LINES[2:3])
-    assert (got.text, got.ids) == (text, tar[1:])
-    np.testing.assert_allclose([got.log_prob, got.score], [score, score / len(got.ids)], atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["translator", "beam"])
@@ -167,25 +146,6 @@ def test_a_prefix_begins_the_translation(translator, beam):
         list(translator.stream(LINES, ["a"]))
 
 
-def lengths_under(**settings):
-    decoding = DecodingSettings(beam_size=2, **settings)
-    translator = Translator(make_module(decoding=decoding)[0], decoding)
-    return [len(n_best[0].ids) for n_best in translator.stream(["a dog", "the cat sees the dogs"])], translator
-
-
-def test_lengths_absolute_and_relative_to_the_source():
-    """The two sources have 3 and 6 tokens or so: the limits are computed from their true numbers."""
-    lengths, translator = lengths_under(max_length_factor=2.0, max_length_extra=0)
-    sources = translator.module.encode(tf.constant(["a dog", "the cat sees the dogs"]))[1].numpy()
-    assert all(length <= 2 * source for length, source in zip(lengths, sources, strict=True))
-    lengths, _ = lengths_under(min_length_factor=1.5, max_length_factor=1.5, max_length_extra=1)
-    assert all(1.5 * source <= length <= 1.5 * source + 1 for length, source in zip(lengths, sources, strict=True))
-    assert lengths_under(max_length=1)[0] == [1, 1]
-    assert lengths_under(min_length=7, max_length=7)[0] == [7, 7]
-    assert min(lengths_under(max_length_factor=0.01, max_length_extra=0)[0]) == 1  # none but a blank line is empty
-    assert lengths_under(max_length_factor=1e9, min_length_factor=1e9)[0] == [20, 20]  # the position table
-
-
 def test_the_longest_output_changes_nothing_before_it():
     """P4, https://github.com/huggingface/transformers/issues/17935: translations got worse as the maximum grew; a
     cache of fixed size held wrong positions. At most 5, 10 and 20 tokens: each begins the next."""
@@ -196,42 +156,6 @@ def test_the_longest_output_changes_nothing_before_it():
         texts[limit] = [n_best[0].ids for n_best in found]
     for shorter, longer in ((5, 10), (10, 20)):
         assert all(long[:shorter] == short for short, long in zip(texts[shorter], texts[longer], strict=True))
-
-
-def test_forbidden_pieces_and_sampling():
-    decoding = DecodingSettings(method="sample", forbidden=("▁dogs", "s"), seed=5)
-    translator = Translator(make_module(decoding=decoding)[0], decoding)
-    outputs = translator.translate(LINES)
-    assert outputs == translator.translate(LINES) and "dogs" not in " ".join(outputs)
-    other = DecodingSettings(method="sample", seed=6)
-    assert outputs != Translator(make_module(decoding=other)[0], other).translate(LINES)
-    with pytest.raises(UsageError, match="no piece 'zebra'"):
-        make_module(decoding=DecodingSettings(forbidden=("zebra",)))
-
-
-def test_bfloat16_is_close_to_float32(beam):
-    """Weights and products in bfloat16: the log-probability of the same output within a hundredth a token."""
-    half = BEAM.model_copy(update={"precision": "bfloat16"})
-    translator = Translator(make_module(decoding=half)[0], half)
-    assert all(weight.dtype == tf.bfloat16 for weight in translator.module.weights if weight.dtype.is_floating)
-    for text, [found, _] in zip(LINES, translator.stream(LINES), strict=True):
-        inp = beam.module.encode(tf.constant([text]))[0].to_tensor()
-        exact = beam.module.score(inp, tf.constant([found.ids], tf.int32)).numpy().sum()
-        assert abs(found.log_prob - exact) < 0.01 * len(found.ids)
-
-
-def test_update_takes_over_new_weights():
-    """The weights that lie in the module in another layout or precision follow the model's."""
-    for decoding in (GREEDY, GREEDY.model_copy(update={"precision": "bfloat16"})):
-        module, model, _ = make_module(decoding=decoding)
-        translator = Translator(module, decoding)
-        before = translator.translate(LINES)
-        for variable in model.trainable_variables:
-            variable.assign(keras.random.normal(variable.shape, seed=9) * 0.3)
-        module.update()
-        after = translator.translate(LINES)
-        made_anew = TranslatorModule(model, Tokenizers(*module.tokenizers), decoding)
-        assert after != before and after == Translator(made_anew, decoding).translate(LINES)
 
 
 def test_a_blank_line_gives_an_empty_line(translator, beam):
@@ -277,50 +201,7 @@ def test_progress_counts_every_line(translator):
     assert [sum(column) for column in zip(*counts, strict=True)] == [len(LINES), tokens]
 
 
-def test_one_trace_for_all_lengths(parts):
-    """T6, https://github.com/tensorflow/tensorflow/issues/29075: sources of every length, one graph."""
-    module = parts[0]
-    for length in range(1, 20):
-        module.decode(tf.fill([2, length], 3), tf.zeros([2, length // 4], tf.int32), tf.range(2))
-    assert module.decode.experimental_get_tracing_count() == 1
-
-
-def test_a_vocabulary_of_another_size_is_refused():
-    """D13, https://github.com/tensorflow/tensorflow/issues/27033: the tokenizer's ids must have rows in the model."""
-    with pytest.raises(DataError, match="the model 41 and 41"):
-        make_module(vocabulary=41)
-
-
 def test_length_batches_by_hand():
     """Longest first, at most 12 positions and 3 rows together."""
     batches = length_batches(np.array([2, 6, 5, 1, 20, 1, 1]), 12, 3)
     assert [batch.tolist() for batch in batches] == [[4], [1, 2], [0, 3, 5], [6]]
-
-
-def test_two_vocabularies():
-    """B13, https://github.com/mila-iqia/blocks-examples/issues/95: the source's end id was looked for in the target.
-
-    Here padding, unknown, start and end have one id each, in every vocabulary: a SentencePiece model with others is
-    refused when it is loaded. With vocabularies of different sizes, ids become text by the target's pieces alone.
-    """
-    source = Tokenizer(train_sentencepiece(LINES, 40))
-    target = Tokenizer(train_sentencepiece(["ein Hund", "zwei Hunde laufen", "die Katze sieht den Hund"], 60))
-    random.seed(5)
-    model = Transformer(2, 16, 2, 32, len(source.pieces), len(target.pieces), 20, 20, rate=0.0)
-    model.build((None, None), (None, None))
-    assert len(source.pieces) != len(target.pieces)
-    translator = Translator(TranslatorModule(model, Tokenizers(source, target), BEAM), BEAM)
-    for n_best in translator.stream(LINES):
-        for found in n_best:
-            pieces = [target.pieces[i] for i in found.ids]
-            assert found.text == "".join(piece for piece in pieces if piece != "</s>").replace("▁", " ").removeprefix(
-                " "
-            )
-            assert "</s>" not in pieces[:-1] and not {"<pad>", "<s>"} & set(pieces)
-    other = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=other, vocab_size=40, model_type="bpe", hard_vocab_limit=False,
-        pad_id=0, unk_id=1, bos_id=2, eos_id=7, normalization_rule_name="identity", minloglevel=2,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=r"must be ids \(0, 1, 2, 3\), got \(0, 1, 2, 7\)"):
-        Tokenizer(other.getvalue())

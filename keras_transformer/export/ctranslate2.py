@@ -14,7 +14,8 @@ from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
 from keras_transformer.precision import cores
-from keras_transformer.translator import BLANK, cut, length_limits, load_run
+from keras_transformer.runs import load_run
+from keras_transformer.translator_module import BLANK, cut, length_limits
 
 USAGE = """
 With `pip install 'keras-transformer-mt[ctranslate2]'`, text in and text out:

@@ -8,7 +8,8 @@ import tensorflow as tf
 from keras_transformer.config import DecodingSettings, run_settings, settings_yaml
 from keras_transformer.export.card import write_card
 from keras_transformer.files import whole
-from keras_transformer.translator import TranslatorModule, load_run
+from keras_transformer.runs import load_run
+from keras_transformer.translator_module import TranslatorModule
 
 USAGE = """
 ```python
