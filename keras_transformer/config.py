@@ -78,9 +78,6 @@ class TrainingSettings(Strict):
         None, gt=0, description="the highest; null for the paper's, (d_model * warmup_steps)^-0.5"
     )
     label_smoothing: Share = Field(0.1, description="share of the probability spread over the vocabulary")
-    r_drop: float = Field(
-        0.0, ge=0, description="each text twice, and this weight on what dropout alone changes (R-Drop: 5)"
-    )
     clip_norm: float | None = Field(1.0, gt=0, description="longest gradient, over all weights; null for any")
     precision: Literal["auto", "float32", "onednn_bfloat16", "mixed_bfloat16", "mixed_float16"] = Field(
         "auto", description="what is computed in; auto: the machine's fastest"

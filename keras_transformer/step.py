@@ -21,7 +21,7 @@ def count_tokens(tar_real):
     return tf.math.count_nonzero(tar_real != PAD, dtype=tf.float32)
 
 
-def projected_loss(x, kernel, bias, real, label_smoothing=0.0, r_drop=0.0):
+def projected_loss(x, kernel, bias, real, label_smoothing=0.0):
     """Smoothed cross-entropy of the logits x kernel + bias, in nats, summed over the real tokens.
 
     `loss_function` of the same logits, times the number of tokens; but they are never all there at once. Projection,
@@ -35,9 +35,6 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0, r_drop=0.0):
         bias: (vocab_size,), or None.
         real: ids (tokens,), 0 = padding.
         label_smoothing: as in `loss_function`.
-        r_drop: if not 0, the second half of the rows are the first half's tokens under another dropout, and what the
-            two distributions of a token diverge by, KL(p || q) + KL(q || p), times r_drop / 2, is added to the loss
-            (R-Drop, Liang et al. 2021, equation 3).
 
     Returns:
         A float32 scalar. A token counts at most 87 nats, where float32's softmax ends, and what smoothing adds.
@@ -51,49 +48,33 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0, r_drop=0.0):
         products = tf.cast(kernel, dtype)
         mask = (real != PAD)[:, None]
         x = tf.where(mask, x, 0)  # whatever is at padding, NaN included
-        # By r_drop a token has two rows, one in each half: a chunk takes both.
-        passes = 2 if r_drop else 1
-        halves = tf.reshape(x, (passes, -1, kernel.shape[0]))
-        ids = tf.reshape(real, (passes, -1))
-        size = tf.shape(ids)[1]
-        divergence = 0.0
+        size = tf.shape(x)[0]
         rights, x_gradients, kernel_gradients, bias_gradients = [], [], [], []
         for i in range(CHUNKS):
-            columns = slice(size * i // CHUNKS, size * (i + 1) // CHUNKS)
-            rows = tf.reshape(halves[:, columns], (-1, kernel.shape[0]))
-            right = tf.reshape(ids[:, columns], (-1,))
-            logits = tf.cast(tf.matmul(rows, products), tf.float32)
-            logits = logits + bias[0] if bias else logits
-            probabilities = tf.nn.softmax(logits)
-            rights.append(tf.reshape(tf.gather(probabilities, right, batch_dims=1), (passes, -1)))
+            rows = slice(size * i // CHUNKS, size * (i + 1) // CHUNKS)
+            logits = tf.cast(tf.matmul(x[rows], products), tf.float32)
+            probabilities = tf.nn.softmax(logits + bias[0] if bias else logits)
+            rights.append(tf.gather(probabilities, real[rows], batch_dims=1))
             # Before it is rounded to 16 bits: of a token that is all but certain, the difference is what counts.
-            places = tf.stack([tf.range(tf.shape(right)[0]), right], 1)
-            off = tf.tensor_scatter_nd_sub(probabilities, places, tf.fill(tf.shape(right), 1 - label_smoothing))
-            if r_drop:
-                tokens_divergence, gradient = divergence_of(logits, probabilities)
-                divergence += tf.reduce_sum(tf.where(ids[0, columns] != PAD, tokens_divergence, 0))
-                off += r_drop / 2 * gradient
+            places = tf.stack([tf.range(tf.shape(logits)[0]), real[rows]], 1)
+            off = tf.tensor_scatter_nd_sub(probabilities, places, tf.fill(tf.shape(places)[:1], 1 - label_smoothing))
             off = tf.cast(off, dtype)
-            x_gradient = tf.cast(tf.matmul(off, products, transpose_b=True), tf.float32)
-            x_gradients.append(tf.reshape(x_gradient, (passes, -1, kernel.shape[0])))
-            kernel_gradients.append(tf.cast(tf.matmul(rows, off, transpose_a=True), tf.float32))
+            x_gradients.append(tf.cast(tf.matmul(off, products, transpose_b=True), tf.float32))
+            kernel_gradients.append(tf.cast(tf.matmul(x[rows], off, transpose_a=True), tf.float32))
             if bias:
-                real_off = tf.where(right[:, None] != PAD, tf.cast(off, tf.float32), 0)
-                bias_gradients.append(tf.reduce_sum(real_off, 0))
-        rights = tf.reshape(tf.concat(rights, 1), (-1,))
-        rights = tf.maximum(tf.cast(rights, tf.float64), 1.2e-38)
+                bias_gradients.append(tf.reduce_sum(tf.where(mask[rows], tf.cast(off, tf.float32), 0), 0))
+        rights = tf.maximum(tf.cast(tf.concat(rights, 0), tf.float64), 1.2e-38)
         # Smoothing takes away from each token's loss what its logit is above the mean logit.
         mean = tf.reduce_mean(kernel, 1)
         surplus = tf.reduce_sum(tf.cast(x, tf.float32) * (tf.gather(tf.transpose(kernel), real) - mean), 1)
         if bias:
             surplus += tf.gather(bias[0], real) - tf.reduce_mean(bias[0])
         losses = label_smoothing * tf.cast(surplus, tf.float64) - tf.math.log(rights)
-        loss = tf.reduce_sum(tf.where(mask[:, 0], losses, 0.0)) + r_drop / 2 * tf.cast(divergence, tf.float64)
+        loss = tf.reduce_sum(tf.where(mask[:, 0], losses, 0.0))
 
         def gradient(upstream):
             even = label_smoothing / vocab_size
-            x_gradient = tf.reshape(tf.concat(x_gradients, 1), tf.shape(x)) - label_smoothing * mean
-            x_gradient = tf.where(mask, x_gradient, 0) * upstream
+            x_gradient = tf.where(mask, tf.concat(x_gradients, 0) - label_smoothing * mean, 0) * upstream
             total_x = tf.reduce_sum(tf.cast(x, tf.float32), 0)
             kernel_gradient = (tf.add_n(kernel_gradients) - even * total_x[:, None]) * upstream
             gradients = [tf.cast(x_gradient, dtype), tf.cast(kernel_gradient, kernel.dtype)]
@@ -104,20 +85,6 @@ def projected_loss(x, kernel, bias, real, label_smoothing=0.0, r_drop=0.0):
         return tf.cast(loss, tf.float32), gradient
 
     return total(*map(tf.convert_to_tensor, variables))
-
-
-def divergence_of(logits, probabilities):
-    """Of each row of the first half and the row of the second, KL(p || q) + KL(q || p) = sum((p - q) (log p - log q)).
-
-    Returns:
-        (rows / 2,), and the gradient of its sum with respect to the logits, (rows, vocab_size).
-    """
-    p, q = tf.split(probabilities, 2)
-    difference = tf.subtract(*tf.split(logits, 2))  # log p - log q, but for what is the same for the whole vocabulary
-    by_p = tf.reduce_sum(p * difference, 1, keepdims=True)
-    by_q = tf.reduce_sum(q * difference, 1, keepdims=True)
-    gradients = p * (1 + difference - by_p) - q, q * (1 - difference + by_q) - p
-    return (by_p - by_q)[:, 0], tf.concat(gradients, 0)
 
 
 class Sums(NamedTuple):
@@ -155,27 +122,24 @@ def add_sums(one: Sums, other: Sums) -> Sums:
     return Sums(one.loss + other.loss, one.tokens + other.tokens, gradients)
 
 
-def make_gradient_step(model, optimizer, label_smoothing=0.0, train_accuracy=None, parts=1, r_drop=0.0):
+def make_gradient_step(model, optimizer, label_smoothing=0.0, train_accuracy=None, parts=1):
     """A function of a batch (inp, tar), or of one for each replica of the strategy in whose scope it is made, to Sums.
 
     Args:
         parts: the batch is cut into so many, by rows, each with a graph of its own. As many as cores, with TensorFlow's
             intra-op threads at 1, keep every core at work all the time.
-        r_drop: as in `projected_loss`; with it every row is computed twice.
     """
     strategy = tf.distribute.get_strategy()
     variables = model.trainable_variables
 
     def part_sums(inp, tar):
-        if r_drop:
-            inp, tar = tf.concat([inp, inp], 0), tf.concat([tar, tar], 0)
         (inp, tar_inp), tar_real = teacher_forcing(inp, tar)
         enc_padding_mask, look_ahead_mask, dec_padding_mask = create_masks(inp, tar_inp)
         with tf.GradientTape() as tape:
             enc_output = model.encode(inp, True, enc_padding_mask)
             x, _ = model.decode(tar_inp, enc_output, True, look_ahead_mask, dec_padding_mask)
             rows = tf.reshape(x, (-1, x.shape[-1]))
-            loss = projected_loss(rows, *model.projection(), tf.reshape(tar_real, (-1,)), label_smoothing, r_drop)
+            loss = projected_loss(rows, *model.projection(), tf.reshape(tar_real, (-1,)), label_smoothing)
             scaled_loss = optimizer.scale_loss(loss)
         gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(scaled_loss, variables)]
         if train_accuracy is not None:
@@ -255,14 +219,14 @@ def make_update(model, optimizer, clip_norm=None, train_loss=None, gradient_norm
 
 def make_train_step(
     model, optimizer, label_smoothing=0.0, train_loss=None, train_accuracy=None, clip_norm=None, gradient_norm=None,
-    skipped=None, parts=1, r_drop=0.0, signature=(IDS, IDS),
+    skipped=None, parts=1, signature=(IDS, IDS),
 ):  # fmt: skip
     """One update as a `tf.function`, traced once whatever the batch's shape.
 
     Args:
         model: a Transformer.
         optimizer: a Keras optimizer; a LossScaleOptimizer scales the loss.
-        label_smoothing, r_drop: as in `projected_loss`.
+        label_smoothing: as in `loss_function`.
         train_loss: a Mean metric to update with the loss, weighted by the batch's real target tokens.
         train_accuracy: a metric to update with (tar_real, logits), such as TokenAccuracy. It costs a projection onto
             the vocabulary, and more memory.
@@ -275,7 +239,7 @@ def make_train_step(
         step whose loss or gradient is not finite changes nothing.
     """
     build(model, optimizer)
-    gradient_step = make_gradient_step(model, optimizer, label_smoothing, train_accuracy, parts, r_drop)
+    gradient_step = make_gradient_step(model, optimizer, label_smoothing, train_accuracy, parts)
     update = make_update(model, optimizer, clip_norm, train_loss, gradient_norm, skipped)
 
     @tf.function(input_signature=signature, autograph=False)
@@ -287,7 +251,7 @@ def make_train_step(
 
 def make_accumulated_step(
     model, optimizer, label_smoothing=0.0, train_loss=None, clip_norm=None, gradient_norm=None, skipped=None, parts=1,
-    r_drop=0.0, signature=(IDS, IDS),
+    signature=(IDS, IDS),
 ):  # fmt: skip
     """As `make_train_step`, one update from several batches: the loss is the mean over the tokens of all of them.
 
@@ -295,7 +259,7 @@ def make_accumulated_step(
         accumulated_step(batches): takes pairs (inp, tar), gives the loss.
     """
     build(model, optimizer)
-    gradient_step = make_gradient_step(model, optimizer, label_smoothing, None, parts, r_drop)
+    gradient_step = make_gradient_step(model, optimizer, label_smoothing, None, parts)
     gradient_step = tf.function(gradient_step, input_signature=signature, autograph=False)
     add = tf.function(add_sums, autograph=False)
     update = tf.function(make_update(model, optimizer, clip_norm, train_loss, gradient_norm, skipped), autograph=False)

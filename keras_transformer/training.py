@@ -376,7 +376,6 @@ class Trainer:
             "clip_norm": training.clip_norm,
             "gradient_norm": self.gradient_norm,
             "skipped": self.skipped,
-            "r_drop": training.r_drop,
             "parts": 1 if replicas > 1 else parts_of(training.tokens_per_batch),
             "signature": signature,
         }

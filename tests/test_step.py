@@ -99,28 +99,6 @@ def test_projected_loss_is_loss_function_of_the_logits(rng, with_bias, label_smo
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_r_drop_adds_the_divergence_of_two_passes(rng, with_bias):
-    """Equation 3 of R-Drop by Keras's own KLDivergence, summed over the real tokens; every gradient is alike."""
-    # Small, for Keras takes probabilities below 1e-7 as 1e-7.
-    x, kernel, bias = (tf.constant(rng.normal(0, 0.5, size), tf.float32) for size in ((60, 16), (16, 40), (40,)))
-    variables = (x, kernel, bias) if with_bias else (x, kernel)
-    real = rng.integers(1, 40, 30).astype("int32")
-    real[[3, 4, 29]] = 0
-    twice = np.concatenate([real, real])
-    divergence = keras.losses.KLDivergence(reduction=None)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(variables)
-        fused = 3 * projected_loss(x, kernel, bias if with_bias else None, tf.constant(twice), 0.1, r_drop=5.0)
-        logits = x @ kernel + bias if with_bias else x @ kernel
-        p, q = tf.split(tf.nn.softmax(logits), 2)
-        both = tf.reduce_sum(tf.where(real != 0, divergence(p, q) + divergence(q, p), 0))
-        plain = 3 * (54 * loss_function(twice[None], logits[None], 0.1) + 5 / 2 * both)
-    np.testing.assert_allclose(fused, plain, rtol=1e-5)
-    for one, other in zip(tape.gradient(fused, variables), tape.gradient(plain, variables), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
-
-
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.04), ("float16", 0.01)])
 def test_the_gradient_of_a_token_that_is_all_but_certain_survives_16_bits(rng, dtype, most):
     """Probabilities of 0.99: the 0.01 that is left is taken before it is rounded; the error is that of the products."""
