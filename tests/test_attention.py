@@ -124,6 +124,16 @@ def test_each_head_attends_by_itself(rng):
         np.testing.assert_allclose(output[..., part], wanted @ v[..., part], atol=1e-5)
 
 
+def test_queries_keys_and_values_begin_as_one_glorot_matrix():
+    """Uniform within sqrt(6 / (64 + 3 * 64)) = 0.1531, of which the mean of squares is a third of its square."""
+    mha = MultiHeadAttention(64, 4)
+    mha.build(*3 * [(None, None, 64)])
+    kernels = np.concatenate([layer.kernel for layer in (mha.wq, mha.wk, mha.wv)], 1)
+    assert 0.15 < np.abs(kernels).max() < 0.1531
+    np.testing.assert_allclose(np.mean(kernels**2), 0.1531**2 / 3, rtol=0.05)
+    assert len(np.unique(kernels)) > 12000  # 3 * 64 * 64: none is a copy of another
+
+
 def test_heads_must_divide_the_size():
     with pytest.raises(ValueError, match="multiple of num_heads, got d_model=10 and num_heads=4"):
         MultiHeadAttention(10, 4)
