@@ -148,11 +148,8 @@ class TranslatorModule(tf.Module):
         inp, tar, prefix = (tf.TensorSpec((None, None), tf.int32, name) for name in ("inp", "tar", "prefix"))
         self.encode = graph(encode, strings)
         self.encode_target = graph(encode_target, strings)
-        lengths, number = (
-            (tf.TensorSpec((None,), tf.int32, name) for name in ("most", "fewest")),
-            tf.TensorSpec((), tf.float32),
-        )
-        self.search = graph(find, inp, prefix, rows, *lengths, number)
+        most, fewest = (tf.TensorSpec((None,), tf.int32, name) for name in ("most", "fewest"))
+        self.search = graph(find, inp, prefix, rows, most, fewest, tf.TensorSpec((), tf.float32, "length_penalty"))
         self.decode = graph(decode, inp, prefix, rows)
         self.score = graph(score, inp, tar)
         self.attention = graph(attention, inp, tar)

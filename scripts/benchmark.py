@@ -131,11 +131,11 @@ def serve(
         for kind in ("saved_model", "ctranslate2"):
             export = [sys.executable, "-m", "keras_transformer", "export", run, folder / kind, "--format", kind]
             subprocess.run([*export, "--beam-size", "1"], check=True)
-        own, eigen = [sys.executable, __file__, "own-serve"], {"TF_ENABLE_ONEDNN_OPTS": "0"}
+        own, environment = [sys.executable, __file__, "own-serve"], {"TF_ENABLE_ONEDNN_OPTS": "0"}
         commands = {
-            "SavedModel, a core": ([*own, str(folder / "saved_model"), "--threads", "1"], eigen),
-            "SavedModel": ([*own, str(folder / "saved_model"), "--threads", "0"], eigen),
-            "translate": ([*own, str(run)], eigen),
+            "SavedModel, a core": ([*own, str(folder / "saved_model"), "--threads", "1"], environment),
+            "SavedModel": ([*own, str(folder / "saved_model"), "--threads", "0"], environment),
+            "translate": ([*own, str(run)], environment),
             "CTranslate2, a core": ([*own, str(folder / "ctranslate2"), "--threads", "1"], {}),
             "CTranslate2": ([*own, str(folder / "ctranslate2"), "--threads", "0"], {}),
         }

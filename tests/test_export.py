@@ -15,9 +15,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 from test_translator import LINES, make_module
 
-from keras_transformer.config import DecodingSettings, Settings, run_settings, settings_yaml
+from keras_transformer.config import DecodingSettings, Settings, run_settings
+from keras_transformer.data.tokenizer import Tokenizers
 from keras_transformer.errors import UsageError
 from keras_transformer.export.saved_model import export_saved_model
+from keras_transformer.runs import save_run
 from keras_transformer.translator import Translator
 
 BARE = """
@@ -38,12 +40,9 @@ print(json.dumps([[text.decode() for text in results["text"].numpy()], results["
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run folder with an untrained model."""
-    folder = tmp_path_factory.mktemp("run")
-    module, model, tokenizer = make_module()
-    (folder / "settings.yaml").write_text(settings_yaml(Settings()), encoding="utf-8")
-    (folder / "tokenizer").mkdir()
-    (folder / "tokenizer" / "joint.model").write_bytes(tokenizer.model)
-    model.save(folder / "best.keras")
+    folder = tmp_path_factory.mktemp("untrained") / "run"
+    _, model, tokenizer = make_module()
+    save_run(folder, Settings(), Tokenizers(tokenizer, tokenizer), model)
     return folder
 
 
