@@ -1,10 +1,13 @@
 """Checkpoints: one .npz file each, whole or not there, with every variable and the state of the run."""
 
 import contextlib
+import itertools
 import json
 import logging
 import re
+import shutil
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +18,17 @@ from keras_transformer.files import whole
 
 log = logging.getLogger(__name__)
 STATE = "state.json"
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what reading such a file raises
+# What reading a damaged file raises; RuntimeError where a bit says that it is encrypted, or of a later format.
+DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     return sorted(folder.glob("step-*.npz"))
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.npz"
 
 
 def without_numbers(path: str) -> str:
@@ -34,15 +42,23 @@ def named(variables: list) -> dict:
     return {f"{i:04d} {path}": variable for i, (path, variable) in enumerate(zip(paths, variables, strict=True))}
 
 
-def save_checkpoint(folder: Path, variables: list, state: dict, keep: int) -> None:
-    """Write the variables and `state` (plain values, with its "step"), then delete all but the `keep` newest.
+def save_checkpoint(folder: Path, variables: list, state: dict, keep: int, instead_of: int | None = None) -> None:
+    """Write the variables and `state` (plain values, with its "step"), then delete all but the `keep` newest up to it.
+
+    Newer ones are damaged, or the run would not be at this step: they do not count. That of step `instead_of` goes
+    before the others are counted, once the new one is there.
 
     `variables` is an explicit list: `tf.train.Checkpoint(model=...)` does not look into Keras's lists of layers.
     """
-    with whole(folder / f"step-{state['step']:08d}.npz") as beside:
+    path = checkpoint_path(folder, state["step"])
+    for left in folder.glob(".step-*.unfinished-*"):  # of a step that may never be written again
+        shutil.rmtree(left, ignore_errors=True)
+    with whole(path) as beside:
         arrays = {name: np.asarray(variable) for name, variable in named(variables).items()}
         np.savez(beside, **arrays, **{STATE: json.dumps(state)})
-    for old in checkpoint_files(folder)[:-keep]:
+    if instead_of not in (None, state["step"]):
+        checkpoint_path(folder, instead_of).unlink(missing_ok=True)
+    for old in [file for file in checkpoint_files(folder) if file <= path][:-keep]:
         old.unlink()
 
 
@@ -76,21 +92,20 @@ def newest_state(folder: Path) -> dict | None:
     return None
 
 
-def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
-    """The mean over checkpoints of each weight: the trainable among the first variables of a run, the model's.
+def mean_of_checkpoints(folder: Path, last: int, variables: list) -> tuple[list[Path], list[np.ndarray]]:
+    """The `last` newest readable checkpoints, oldest first, and the mean over them of each weight.
 
-    The states of dropout's random numbers, the number of updates and the optimizer's moments have no mean.
+    The weights are the trainable among the first variables of a run, the model's. The states of dropout's random
+    numbers, the number of updates and the optimizer's moments have no mean.
 
     Raises:
-        DataError: a checkpoint is damaged or another model's, or holds NaN or infinity.
+        DataError: there is no checkpoint, or one is another model's or holds NaN or infinity.
     """
+    paths = []
     weights = {name: variable for name, variable in named(variables).items() if variable.trainable}
     sums = {name: np.zeros(tuple(weight.shape), "float64") for name, weight in weights.items()}
-    for path in paths:
-        try:
-            arrays, _ = read_checkpoint(path)
-        except DAMAGED as error:
-            raise DataError(f"{path}: damaged ({error})") from error
+    for path, arrays, _ in itertools.islice(readable_checkpoints(folder), last):
+        paths.append(path)
         for name, total in sums.items():
             if name not in arrays or arrays[name].shape != total.shape:
                 got = arrays[name].shape if name in arrays else "missing"
@@ -98,7 +113,9 @@ def mean_of_checkpoints(paths: list[Path], variables: list) -> list[np.ndarray]:
             if not np.isfinite(arrays[name]).all():
                 raise DataError(f"{path}: {name} holds NaN or infinity")
             total += arrays[name]
-    return [total / len(paths) for total in sums.values()]
+    if not paths:
+        raise DataError(f"{folder.parent}: no checkpoints")
+    return paths[::-1], [total / len(paths) for total in sums.values()]
 
 
 def restore_newest(folder: Path, variables: list) -> dict | None:

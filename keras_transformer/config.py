@@ -228,7 +228,10 @@ def settings_from(values: object, origin: str, changes: Sequence[str] = ()) -> S
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"]]
-        named = [f"--set {change}" for change in changes if change.startswith(".".join(where[:2]))]
+        message = first["msg"].removeprefix("Value error, ")
+        # Settings that do not agree have no place of their own, but the message names them.
+        blamed = (lambda name: name.startswith(".".join(where[:2]))) if where else (lambda name: name in message)
+        named = [f"--set {change}" for change in changes if blamed(change.partition("=")[0])]
         origin = " ".join(named) or origin
         if first["type"] == "extra_forbidden":
             fields = Settings.model_fields
@@ -238,7 +241,6 @@ def settings_from(values: object, origin: str, changes: Sequence[str] = ()) -> S
             raise UsageError(f"{origin}: no setting is called {name!r}{nearest(where[-1], fields)}") from None
         where = [part for part in where if part not in ("str", "tuple[str, str]")]
         got = "" if first["type"] == "value_error" else f", got {first['input']!r}"
-        message = first["msg"].removeprefix("Value error, ")
         raise UsageError(f"{origin}: {'.'.join(where) + ': ' if where else ''}{message}{got}") from None
 
 

@@ -1,6 +1,7 @@
 """Files: text that is UTF-8 with records ending at \\n whatever the locale, and writes that are whole or not there."""
 
 import contextlib
+import errno
 import glob
 import gzip
 import os
@@ -75,6 +76,9 @@ def whole(path: str | Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder at; it takes the place of `path` when the block ends well.
 
     The name keeps the suffix (Keras goes by it). Left by an error, nothing of it stays, nor the folders made for it.
+
+    Raises:
+        OSError: the disk is full, whatever the library that writes there says of it.
     """
     path = Path(path)
     made = [parent for parent in path.parents if not parent.exists()]
@@ -89,10 +93,12 @@ def whole(path: str | Path) -> Iterator[Path]:
             sync(written)
         os.replace(beside / path.name, path)
         sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
         with contextlib.suppress(OSError):  # others have written there
             for parent in made:
                 parent.rmdir()
+        if not isinstance(error, OSError) and os.strerror(errno.ENOSPC) in str(error):  # TensorFlow's, safetensors'
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
     shutil.rmtree(beside, ignore_errors=True)

@@ -11,19 +11,20 @@ from keras_transformer.files import whole
 class Recorder:
     """Writes a run's figures as they come.
 
-    What a killed run had measured after its last checkpoint is measured again, and so is the mean of checkpoints at
-    this step: here they are dropped. Figures of a mean have the number of checkpoints as `average`.
+    What a killed run had measured after its last checkpoint is measured again: here it is dropped. Figures of a mean of
+    checkpoints have their number as `average`.
 
     Args:
         run_dir: the run folder.
         step: the update from which the run goes on.
+        averaged: whether the mean of checkpoints was measured at that update and is not measured again.
     """
 
-    def __init__(self, run_dir: Path, step: int):
+    def __init__(self, run_dir: Path, step: int, averaged: bool):
         self.path = run_dir / "metrics.jsonl"
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
         records = [record for record in map(read_record, lines) if record]
-        records = [record for record in records if record["step"] <= step - ("average" in record)]
+        records = [record for record in records if record["step"] <= step - ("average" in record and not averaged)]
         with whole(self.path) as beside:
             beside.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         # TensorBoard would show a step that is measured twice twice: its files are written anew.

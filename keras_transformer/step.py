@@ -111,6 +111,8 @@ def threads_of(tokens_per_batch: int) -> int:
 
 def build(model, optimizer):
     """Make the variables that are still to be made: inside a tf.function, they would have it traced twice."""
+    if optimizer.loss_scale_factor is not None:
+        raise ValueError("an optimizer with loss_scale_factor is not supported: wrap it in a LossScaleOptimizer")
     if not model.built:
         model.build((None, None), (None, None))
     if not optimizer.built:
@@ -236,7 +238,7 @@ def make_train_step(
 
     Returns:
         train_step(inp, tar): takes int32 source ids (batch, inp_len) and target ids (batch, tar_len), gives the loss. A
-        step whose loss or gradient is not finite changes nothing.
+        step whose loss or gradient is not finite changes no weight, and of the metrics only train_accuracy.
     """
     build(model, optimizer)
     gradient_step = make_gradient_step(model, optimizer, label_smoothing, train_accuracy, parts)

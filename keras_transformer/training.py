@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import itertools
 import logging
 import math
+import os
 import random
 import signal
 import time
@@ -21,7 +23,6 @@ from keras_transformer.checkpoints import (
     checkpoint_files,
     mean_of_checkpoints,
     newest_state,
-    readable_checkpoints,
     restore_newest,
     save_checkpoint,
 )
@@ -151,7 +152,7 @@ class DevSet:
         )
 
 
-# A finished or killed run may go on with other values of these; the rest would make it another run.
+# Of training: a finished or killed run may go on with other values of these; the rest would make it another run.
 CHANGEABLE = (
     "max_steps", "log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "patience", "average",
     "max_skipped",
@@ -164,7 +165,8 @@ def check_same_run(settings: Settings, run_dir: Path) -> None:
     now = settings.model_dump()
     for section, values in now.items():
         for name, value in values.items():
-            if name not in CHANGEABLE and value != before[section][name]:
+            changeable = section == "training" and name in CHANGEABLE
+            if not changeable and value != before[section][name]:
                 raise UsageError(
                     f"{run_dir} was begun with {section}.{name}={before[section][name]}, now it is {value}: "
                     "give another --run-dir, or the settings that it was begun with"
@@ -172,16 +174,21 @@ def check_same_run(settings: Settings, run_dir: Path) -> None:
 
 
 def read_text(settings: Settings, run_dir: Path) -> Text:
-    """Read the text, and make the tokenizer where the run has none yet: init_from's, or one of this text."""
+    """Read the text, and make the tokenizer where the run has not begun: init_from's, or one of this text."""
     train_pairs = read_pairs(settings.data.train, "train", settings.data)
     dev_pairs = read_pairs(settings.data.dev, "dev", settings.data)
     training = settings.training
-    if (run_dir / "tokenizer").exists():
+    if checkpoint_files(run_dir / "checkpoints"):
         tokenizers = load_tokenizers(run_dir / "tokenizer")
     elif training.init_from and training.init_vocabulary == "keep":
         tokenizers = load_tokenizers(Path(training.init_from) / "tokenizer")
     else:
         tokenizers = train_tokenizers(train_pairs, settings.data.vocab_size, settings.data.joint_vocabulary)
+    if settings.model.share_embeddings and tokenizers.source.pieces != tokenizers.target.pieces:
+        raise UsageError(
+            f"{training.init_from} has a vocabulary of each side: give model.share_embeddings=false, "
+            "or training.init_vocabulary=new"
+        )
     tables = (settings.model.pe_input, settings.model.pe_target)
     dev_corpus = encode_pairs(dev_pairs, tokenizers, *tables, "dev")
     fingerprint = f"{train_pairs.fingerprint} {dev_pairs.fingerprint}"
@@ -215,7 +222,34 @@ def train(settings: Settings, run_dir: str | Path, strategy: tf.distribute.Strat
         elif run_dir.exists() and any(path.name != "corpus" and path.name[0] != "." for path in run_dir.iterdir()):
             raise UsageError(f"{run_dir} is not empty and no run folder (it has no settings.yaml)")
         make_bleu(settings.data.target_language, settings.data.bleu_tokenizer)
-        return Trainer(settings, run_dir, read_text(settings, run_dir), strategy).run()
+        text = read_text(settings, run_dir)
+        with alone_in(run_dir) if worker_of(strategy)[0] == 0 else contextlib.nullcontext():
+            return Trainer(settings, run_dir, text, strategy).run()
+
+
+@contextlib.contextmanager
+def alone_in(run_dir: Path) -> Iterator[None]:
+    """Inside the block, no other process trains into the run folder; it is made, and goes again if nothing is in it.
+
+    Raises:
+        UsageError: another process trains there.
+    """
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or the process ends
+        except BlockingIOError:
+            raise UsageError(f"{run_dir}: another process trains here; stop it, or give another --run-dir") from None
+        except OSError as error:
+            log.warning("%s: cannot be locked (%s): see that no other process trains here", run_dir, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):  # there is something in it
+            for folder in made:
+                folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -237,11 +271,16 @@ def space_left(run_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def assign_mean(model: Transformer, paths: list[Path]) -> None:
-    """Give a model the mean of checkpoints; the states of dropout's random numbers have none."""
+def assign_mean(model: Transformer, run_dir: Path, last: int) -> list[Path]:
+    """Give a model the mean of a run's newest checkpoints, which are returned, oldest first.
+
+    The states of dropout's random numbers have none.
+    """
     weights = [variable for variable in model.variables if variable.trainable]
-    for weight, mean in zip(weights, mean_of_checkpoints(paths, model.variables), strict=True):
+    paths, means = mean_of_checkpoints(run_dir / "checkpoints", last, model.variables)
+    for weight, mean in zip(weights, means, strict=True):
         weight.assign(mean)
+    return paths
 
 
 def average_checkpoints(run_dir: Path, out: Path, last: int | None = None) -> list[Path]:
@@ -259,12 +298,9 @@ def average_checkpoints(run_dir: Path, out: Path, last: int | None = None) -> li
         DataError: `run_dir` is no run folder or has no checkpoints, or they have no mean.
     """
     settings = run_settings(run_dir)
-    paths = checkpoint_files(run_dir / "checkpoints")[-(last or settings.training.average or 10) :]
-    if not paths:
-        raise DataError(f"{run_dir}: no checkpoints")
     tokenizers = load_tokenizers(run_dir / "tokenizer")
     model = make_model(settings.model, tokenizers)
-    assign_mean(model, paths)
+    paths = assign_mean(model, run_dir, last or settings.training.average or 10)
     save_run(out, settings, tokenizers, model)
     return paths
 
@@ -302,6 +338,9 @@ class Trainer:
             new = carry_over(*load_run(Path(training.init_from)), self.model, text.tokenizers)
             log.info("weights of %s; %d pieces are new", training.init_from, new)
         self.state = {**first, **(restored or {})}
+        # The checkpoint of a signal, which an undisturbed run has not and its mean must not have.
+        step = self.state["step"]
+        self.unscheduled = None if self.scheduled(step) else step
         if self.state["text"] != text.fingerprint:
             raise DataError(f"{run_dir}: the training or dev text is no longer the one that the run was begun with")
         number = int(hashlib.sha256(text.fingerprint.encode()).hexdigest()[:4], 16)
@@ -333,9 +372,9 @@ class Trainer:
             corpus = self.prepare_corpus()
             with whole(self.run_dir / "settings.yaml") as beside:
                 beside.write_text(settings_yaml(self.settings), encoding="utf-8")
-            if not (self.run_dir / "tokenizer").exists():
+            if not state["step"]:
                 self.text.tokenizers.save(self.run_dir / "tokenizer")
-            self.recorder = Recorder(self.run_dir, state["step"])
+            self.recorder = Recorder(self.run_dir, state["step"], state["averaged_at"] == state["step"])
         self.total(0)  # until here the others wait for the corpus
         self.corpus = corpus if self.chief else self.prepare_corpus()
         with StopSignal() as stop:
@@ -345,6 +384,8 @@ class Trainer:
                 self.try_average()
                 state["averaged_at"] = state["step"]
                 self.save()
+            if not stop.received:
+                self.total(0)  # until here the others wait for the mean
         return stop.received
 
     def choose_precision(self) -> str:
@@ -410,7 +451,7 @@ class Trainer:
                 state["batches"] += in_update
                 progress.advance(1)
                 last = state["step"] == training.max_steps
-                if state["step"] % min(training.max_skipped, training.checkpoint_every) == 0:
+                if state["step"] % min(training.max_skipped, training.checkpoint_every) == 0 or last:
                     self.check_finite()
                 if state["step"] % training.log_every == 0 or last:
                     self.show(progress, time.perf_counter() - begin)
@@ -423,17 +464,25 @@ class Trainer:
                         log.info("no better one than step %d's in %s measures", state["best_step"], training.patience)
                         last = True
                 stopped = self.total(bool(stop.received))
-                if (state["step"] % training.checkpoint_every == 0 or last or stopped) and self.chief:
+                if (self.scheduled(state["step"]) or last or stopped) and self.chief:
                     self.save()
                 begin += time.perf_counter() - paused  # the rate is that of the updates alone
                 if stopped:
                     stop.received = stop.received or signal.SIGTERM
                     return
 
+    def scheduled(self, step: int) -> bool:
+        """Whether a run writes a checkpoint at this step: one at each measure, too, which best.keras goes by."""
+        training = self.settings.training
+        return step % training.checkpoint_every == 0 or step % training.evaluate_every == 0
+
     def save(self) -> None:
-        self.state["skipped"] = int(self.skipped[0])
-        keep = self.settings.training.keep_checkpoints
-        save_checkpoint(self.run_dir / "checkpoints", self.variables, self.state, keep)
+        state = self.state
+        state["skipped"] = int(self.skipped[0])
+        # One that is soon to go again takes no other's place.
+        keep = self.settings.training.keep_checkpoints + (not self.scheduled(state["step"]))
+        save_checkpoint(self.run_dir / "checkpoints", self.variables, state, keep, instead_of=self.unscheduled)
+        self.unscheduled = None
 
     def check_finite(self) -> None:
         """Stop where every one of the last updates was skipped. The weights are those of the last that was not."""
@@ -486,11 +535,9 @@ class Trainer:
 
     def try_average(self) -> None:
         """Measure the mean of the newest checkpoints: is it the best model yet?"""
-        newest = itertools.islice(readable_checkpoints(self.run_dir / "checkpoints"), self.settings.training.average)
-        paths = sorted(path for path, _, _ in newest)
         variables = self.model.trainable_variables
         trained = [variable.numpy() for variable in variables]
-        assign_mean(self.model, paths)
+        paths = assign_mean(self.model, self.run_dir, self.settings.training.average)
         self.measure_and_select(f"mean of {paths[0].stem} to {paths[-1].stem}", len(paths))
         for variable, value in zip(variables, trained, strict=True):
             variable.assign(value)

@@ -8,6 +8,7 @@ bit.
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -58,7 +59,7 @@ def main(
             child.join()
             seconds = time.perf_counter() - begin
         print(f"undisturbed: {seconds:.1f} s", flush=True)
-        wrong = writing = 0
+        killed = wrong = writing = 0
         for number in range(runs):
             run_dir = Path(folder) / f"run-{number}"
             child = processes.Process(target=train, args=(str(run_dir),))
@@ -66,6 +67,7 @@ def main(
             child.join(moments.uniform(0, seconds))
             child.kill()
             child.join()
+            killed += child.exitcode == -signal.SIGKILL  # one that was slow to die may have come to its end
             files = sorted(path.stem for path in run_dir.glob("checkpoints/step-*.npz"))
             unfinished = [path.name for path in run_dir.rglob(".*unfinished*")]
             writing += bool(unfinished)
@@ -76,7 +78,7 @@ def main(
             wrong += not same
             last = files[-1] if files else "no checkpoint"
             print(f"{number + 1}: killed at {last} {unfinished}: {'same' if same else 'DIFFERENT'}", flush=True)
-    print(f"{runs} runs killed, {writing} while they wrote a file, {wrong} with other weights at the end")
+    print(f"{killed} of {runs} runs killed, {writing} while they wrote a file, {wrong} with other weights at the end")
     raise typer.Exit(1 if wrong else 0)
 
 

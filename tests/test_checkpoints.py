@@ -1,6 +1,7 @@
 """Checkpoints: everything comes back, damage is passed over, other models are refused."""
 
 import logging
+import re
 
 import keras
 import numpy as np
@@ -58,8 +59,11 @@ def test_keeps_the_newest(tmp_path):
         lambda data: b"",
         lambda data: b"no checkpoint",
         lambda data: data.replace(np.float32(KERNEL).tobytes(), np.float32([[1.5, -2.0, 4.0]]).tobytes()),
+        lambda data: re.sub(rb"(PK\x01\x02..).", b"\\1\xff", data, flags=re.DOTALL),
+        lambda data: re.sub(rb"(PK\x01\x02....).", b"\\1\x01", data, flags=re.DOTALL),
+        lambda data: re.sub(rb"(PK\x01\x02......).", b"\\1\x08", data, flags=re.DOTALL),
     ],
-    ids=["half of it", "all but a byte", "empty", "something else", "another number"],
+    ids=["half", "all but a byte", "empty", "something else", "another number", "a later zip", "encrypted", "packed"],
 )
 def test_damaged_one_is_passed_over(tmp_path, caplog, damage):
     """The run goes on from the one before, and says so."""
@@ -136,7 +140,8 @@ def test_the_mean_of_checkpoints(tmp_path):
         iterations = keras.Variable(step, dtype="int64", name="iterations", trainable=False)
         variables = [*make(kernel, [2**32 - 1, step], [step]), iterations]
         save_checkpoint(tmp_path, variables, {"step": step}, keep=5)
-    kernel, bias = mean_of_checkpoints(checkpoint_files(tmp_path), make([0.0, 0.0], [0, 0], [0]))
+    paths, (kernel, bias) = mean_of_checkpoints(tmp_path, 5, make([0.0, 0.0], [0, 0], [0]))
+    assert paths == checkpoint_files(tmp_path)
     np.testing.assert_array_equal(kernel, [1.5, 5.0])
     np.testing.assert_array_equal(bias, [1.5])
 
@@ -146,7 +151,7 @@ def test_the_mean_of_a_checkpoint_and_itself_is_itself(tmp_path, rng):
     kernel = keras.Variable(rng.normal(size=(50, 50)), dtype="float32", name="kernel")
     for step in range(7):
         save_checkpoint(tmp_path, [kernel], {"step": step}, keep=7)
-    [mean] = mean_of_checkpoints(checkpoint_files(tmp_path), [kernel])
+    _, [mean] = mean_of_checkpoints(tmp_path, 7, [kernel])
     np.testing.assert_array_equal(mean, kernel.numpy())
 
 
@@ -158,16 +163,43 @@ def test_checkpoints_of_two_models_have_no_mean(tmp_path, tiny):
         save_checkpoint(tmp_path, model.variables, {"step": step}, keep=5)
     message = r"step-00000002.npz: 0000 \S*embedding\S* is \(40, 32\), the model's is \(40, 16\)"
     with pytest.raises(DataError, match=message):
-        mean_of_checkpoints(checkpoint_files(tmp_path), models[0].variables)
+        mean_of_checkpoints(tmp_path, 5, models[0].variables)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_damaged_checkpoint_or_one_that_diverged_has_no_mean(tmp_path, value):
+def test_one_that_diverged_has_no_mean(tmp_path, value):
     """T5, https://github.com/OpenNMT/OpenNMT-tf/issues/161: the file is named, and the variable."""
     for step, kernel in ((1, [1.0, 2.0]), (2, [1.0, value])):
         save_checkpoint(tmp_path, [keras.Variable(kernel, name="kernel")], {"step": step}, keep=5)
     with pytest.raises(DataError, match="step-00000002.npz: 0000 kernel holds NaN or infinity"):
-        mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])
-    (tmp_path / "step-00000001.npz").write_bytes(b"rubbish")
-    with pytest.raises(DataError, match="step-00000001.npz: damaged"):
-        mean_of_checkpoints(checkpoint_files(tmp_path), [keras.Variable([0.0, 0.0], name="kernel")])
+        mean_of_checkpoints(tmp_path, 5, [keras.Variable([0.0, 0.0], name="kernel")])
+
+
+def test_the_mean_passes_over_a_damaged_one(tmp_path, caplog):
+    """T5, https://github.com/OpenNMT/OpenNMT-tf/issues/161: of the two newest that can be read, 1 and 3, it is 2."""
+    for step in range(1, 5):
+        save_checkpoint(tmp_path, [keras.Variable([float(step)], name="kernel")], {"step": step}, keep=5)
+    for step in (2, 4):
+        (tmp_path / f"step-{step:08d}.npz").write_bytes(b"rubbish")
+    paths, [mean] = mean_of_checkpoints(tmp_path, 2, [keras.Variable([0.0], name="kernel")])
+    assert [path.stem[-1] for path in paths] == ["1", "3"] and mean == [2.0]
+    assert sum("damaged, passed over" in message for message in caplog.messages) == 2
+
+
+def test_a_damaged_newer_one_does_not_cost_the_one_just_written(tmp_path):
+    """Gone on from 1 past the damaged 3, with one to be kept: 2 is it, and 3 waits to be written again."""
+    for step in (1, 3):
+        save(tmp_path, step)
+    (tmp_path / "step-00000003.npz").write_bytes(b"rubbish")
+    save(tmp_path, 2, keep=1)
+    assert restore_newest(tmp_path, make_variables())["step"] == 2
+    save(tmp_path, 3, keep=1)
+    assert [path.stem[-1] for path in checkpoint_files(tmp_path)] == ["3"]
+
+
+def test_what_a_killed_process_half_wrote_goes_with_the_next(tmp_path):
+    """Whatever step it was of, which the run may never come to again."""
+    (tmp_path / ".step-00000007.npz.unfinished-x").mkdir()
+    (tmp_path / ".step-00000007.npz.unfinished-x" / "step-00000007.npz").write_bytes(b"half")
+    save(tmp_path, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010.npz"]

@@ -118,6 +118,12 @@ def test_settings_that_must_agree_change_in_either_order(changes):
         load_settings(None, changes[:1])
 
 
+def test_a_change_is_not_blamed_for_the_files_disagreement(tmp_path):
+    (tmp_path / "my.yaml").write_text("model: {d_model: 30}")
+    with pytest.raises(UsageError, match=r"^\S*my.yaml: model.d_model must be a multiple"):
+        load_settings(tmp_path / "my.yaml", ["training.max_steps=5"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,11 +1,13 @@
 """Reading lines, the same in every locale, and writing files that are whole or not there."""
 
+import errno
 import gzip
 import os
 import re
 import unicodedata
 
 import pytest
+import tensorflow as tf
 
 from keras_transformer.errors import DataError
 from keras_transformer.files import read_lines, whole
@@ -144,6 +146,18 @@ def test_whole_leaves_no_folders_after_an_error(tmp_path, others):
             (tmp_path / "new" / name).touch()
         raise ValueError
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == (["new", "new/b"] if others else [])
+
+
+def test_a_full_disk_is_one_error_whoever_writes(tmp_path):
+    """TensorFlow and safetensors have errors of their own, with the system's words; others stay what they are."""
+    words = os.strerror(errno.ENOSPC)
+    for error in (tf.errors.ResourceExhaustedError(None, None, f"a.txt; {words}"), Exception(f"Error: {words}")):
+        with pytest.raises(OSError, match="a.txt") as caught, whole(tmp_path / "a.txt"):
+            raise error
+        assert caught.value.errno == errno.ENOSPC and caught.value.__cause__ is error
+    with pytest.raises(tf.errors.ResourceExhaustedError), whole(tmp_path / "a.txt"):
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_whole_replaces_the_old_file(tmp_path):

@@ -235,6 +235,12 @@ def test_the_gradient_is_clipped_by_its_length_over_all_weights():
     np.testing.assert_allclose(moved[1], [0.5, moved[0][1]], rtol=1e-5)
 
 
+def test_an_optimizer_that_scales_by_itself_is_refused():
+    """Its gradients are divided by the factor only after they were clipped."""
+    with pytest.raises(ValueError, match="loss_scale_factor is not supported"):
+        make_train_step(make_model(), keras.optimizers.SGD(0.1, loss_scale_factor=1024.0))
+
+
 def test_a_loss_scale_is_halved_where_the_step_overflows_and_grows_after_good_ones():
     """X2: from 2**40 (float16 ends at 65,504) down until a step is taken; after two more it doubles."""
     random.seed(0)

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from keras_transformer import training
-from keras_transformer.config import settings_from
+from keras_transformer.config import DecodingSettings, settings_from
 from keras_transformer.data.pipeline import teacher_forcing
+from keras_transformer.data.tokenizer import load_tokenizers
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.losses import TokenAccuracy, loss_function
+from keras_transformer.report import best_measure, read_metrics
 from keras_transformer.schedule import CustomSchedule
 
 LETTERS = [("".join("abcdefghij"[(i * k + 1) % 10] + " " for k in range(1, 4 + i % 3)).strip()) for i in range(1, 25)]
@@ -78,6 +80,13 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_more_steps(tmp_path, file
     assert (run_dir / "metrics.jsonl").read_bytes() == before
     training.train(small(files, max_steps=15), run_dir)
     assert list(figures(run_dir)) == list(range(1, 16))
+
+
+def test_every_measure_has_its_checkpoint(tmp_path, files):
+    """A kill after it would leave the best model of updates that are no more."""
+    training.train(small(files, max_steps=8, evaluate_every=4, checkpoint_every=3), tmp_path / "run")
+    steps = [int(path.stem[-2:]) for path in sorted((tmp_path / "run/checkpoints").iterdir())]
+    assert steps == [3, 4, 6, 8]
 
 
 @pytest.mark.parametrize("mean", [3.0, 6.0])
@@ -178,20 +187,99 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, files):
             np.testing.assert_array_equal(resumed[name], straight[name], err_msg=name)
 
 
-def test_ctrl_c_ends_with_a_checkpoint(tmp_path, files, monkeypatch):
-    """The signal comes during step 5: its checkpoint is written and the caller is told the signal."""
+def interrupt(monkeypatch, number, at):
+    """Have the signal come during step `at`."""
     write = training.Recorder.write
 
-    def interrupt(self, step, values):
+    def write_and_interrupt(self, step, values):
         write(self, step, values)
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+        if step == at:
+            os.kill(os.getpid(), number)
             time.sleep(0.01)
 
-    monkeypatch.setattr(training.Recorder, "write", interrupt)
-    assert training.train(small(files), tmp_path / "run") == signal.SIGINT
-    assert (tmp_path / "run/checkpoints/step-00000005.npz").exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(training.Recorder, "write", write_and_interrupt)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_checkpoint_and_the_run_ends_as_if_undisturbed(tmp_path, files, monkeypatch, number):
+    """During step 11 of 12: its checkpoint is written and the caller is told the signal.
+
+    Gone on with, under `deterministic`, all that is kept at the end is the undisturbed run's, to the byte: the
+    checkpoints, the last three of which are of steps 6, 9 and 12, and their mean.
+    """
+    settings = small(files, deterministic=True, keep_checkpoints=3, average=3)
+    training.train(settings, tmp_path / "straight")
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patched:
+        interrupt(patched, number, at=11)
+        assert training.train(settings, tmp_path / "run") == number
+    assert signal.getsignal(number) is before
+    assert (tmp_path / "run/checkpoints/step-00000011.npz").exists()
+    training.train(settings, tmp_path / "run")
+    kept = [sorted((tmp_path / name / "checkpoints").iterdir()) for name in ("straight", "run")]
+    assert [[path.stem[-2:] for path in paths] for paths in kept] == [["06", "09", "12"]] * 2
+    for straight, run in zip(*kept, strict=True):
+        with np.load(straight) as one, np.load(run) as other:
+            for name in one.files:
+                np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    for name in ("loss", "dev_loss", "dev_bleu", "average"):
+        assert figures(tmp_path / "run", name) == figures(tmp_path / "straight", name)
+
+
+def test_killed_before_its_first_checkpoint_it_begins_anew(tmp_path, files, monkeypatch):
+    """D8, https://github.com/huggingface/tokenizers/issues/408: with the tokenizer of the text as it is by then."""
+    run_dir = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Trainer, "steps", lambda self, stop: sys.exit())
+        with pytest.raises(SystemExit):
+            training.train(small(files), run_dir)
+    assert (run_dir / "tokenizer/joint.model").exists()
+    for name in files:
+        with open(name, "a", encoding="utf-8") as file:
+            file.write("ж щ ю\n")
+    training.train(small(files, max_steps=3), run_dir)
+    [tokenizer] = set(load_tokenizers(run_dir / "tokenizer"))
+    assert tokenizer.decode(tokenizer.encode(["ж щ ю"])) == [b"\xd0\xb6 \xd1\x89 \xd1\x8e"]
+
+
+def test_a_second_process_is_refused_while_one_trains(tmp_path, files, monkeypatch):
+    """It would delete what the first half wrote. When the first has ended, the next goes on."""
+    steps, run_dir = training.Trainer.steps, tmp_path / "run"
+    program = "import sys; from keras_transformer.cli import main; main()"
+    arguments = ["train", run_dir / "settings.yaml", "--run-dir", run_dir]
+    results = []
+
+    def meanwhile(self, stop):
+        command = [sys.executable, "-c", program, *arguments]
+        results.append(subprocess.run(command, capture_output=True, text=True, encoding="utf-8"))
+        steps(self, stop)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Trainer, "steps", meanwhile)
+        training.train(small(files, max_steps=3), run_dir)
+    [result] = results
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"error: {run_dir}: another process trains here")
+    training.train(small(files, max_steps=6), run_dir)
+    assert list(figures(run_dir)) == list(range(1, 7))
+
+
+def test_a_mean_that_is_the_best_stays_on_record(tmp_path, files, monkeypatch):
+    """Gone on with and never better, the run's best.keras is that mean, and metrics.jsonl and the report say so."""
+    losses = iter([5.0, 4.0, 6.0, 6.0])
+    measure = training.DevSet.measure
+
+    def worse(self):
+        values, *rest = measure(self)
+        return {**values, "dev_loss": next(losses)}, *rest
+
+    monkeypatch.setattr(training.DevSet, "measure", worse)
+    run_dir = tmp_path / "run"
+    training.train(small(files, max_steps=3, select="loss"), run_dir)
+    settings = small(files, max_steps=6, select="loss")
+    training.train(settings, run_dir)
+    best = best_measure(settings, read_metrics(run_dir / "metrics.jsonl"))
+    assert (best["dev_loss"], best["step"], best["average"]) == (4.0, 3, 1)
 
 
 def test_updates_that_are_not_finite_end_the_run(tmp_path, files, monkeypatch):
@@ -213,6 +301,8 @@ def test_updates_that_are_not_finite_end_the_run(tmp_path, files, monkeypatch):
     with pytest.raises(DataError, match=r"2 times in a row, up to update 6; .* Try a lower training.learning_rate"):
         training.train(small(files, max_skipped=2, evaluate_every=12), tmp_path / "run")
     assert [path.stem for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-00000003"]
+    with pytest.raises(DataError, match=r"3 times in a row, up to update 7"):  # the last, if no sooner
+        training.train(small(files, max_steps=7, max_skipped=3, evaluate_every=12), tmp_path / "other")
     monkeypatch.undo()
     training.train(small(files, max_skipped=2, evaluate_every=12), tmp_path / "run")
     losses = figures(tmp_path / "run")
@@ -305,6 +395,19 @@ def test_settings_that_would_make_it_another_run_are_refused(tmp_path, files):
     training.train(small(files, max_steps=3), run_dir)
     with pytest.raises(UsageError, match="begun with training.warmup_steps=20, now it is 30"):
         training.train(small(files, warmup_steps=30), run_dir)
+    other_search = small(files, max_steps=3).model_copy(update={"decoding": DecodingSettings(patience=1.0)})
+    with pytest.raises(UsageError, match="begun with decoding.patience=2.0, now it is 1.0"):
+        training.train(other_search, run_dir)
+
+
+def test_a_vocabulary_of_each_side_cannot_be_shared(tmp_path, files):
+    """From a run that has them, under the default share_embeddings: one line, and nothing is written."""
+    settings = small(files, max_steps=3).model_dump()
+    settings["model"]["share_embeddings"] = settings["data"]["joint_vocabulary"] = False
+    training.train(settings_from(settings, "test"), tmp_path / "base")
+    with pytest.raises(UsageError, match="base has a vocabulary of each side: give model.share_embeddings=false"):
+        training.train(small(files, init_from=str(tmp_path / "base")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, files):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text as tf_text
+from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer.data.sources import Pairs
 from keras_transformer.errors import DataError, UsageError
@@ -116,6 +118,10 @@ class MarianTokenizer(tf.Module):
     def __init__(self, model: bytes, pieces: list[str]):
         super().__init__()
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        parts = sentencepiece_model_pb2.ModelProto.FromString(model)
+        # Cut between two pieces, it loads as a smaller model that normalises nothing.
+        if not (parts.HasField("trainer_spec") and parts.HasField("normalizer_spec")):
+            raise ValueError("cut short")
         if any(processor.is_byte(i) for i in range(processor.vocab_size())):
             raise ValueError("its pieces of single bytes are not supported")
         self.model, self.pieces = model, pieces
@@ -152,13 +158,15 @@ class Tokenizers(NamedTuple):
     target: Tokenizer | MarianTokenizer
 
     def save(self, folder: Path) -> None:
-        """Write the files of both, whose names begin with "joint", or with "source" and "target"."""
+        """Write the files of both in place of others; the names begin with "joint", or with "source" and "target"."""
         sides = {"joint": self.source} if self.source is self.target else self._asdict()
         with whole(folder) as beside:
             beside.mkdir()
             for side, tokenizer in sides.items():
                 for end, content in tokenizer.files.items():
                     (beside / f"{side}{end}").write_bytes(content)
+            if folder.exists():
+                shutil.rmtree(folder)
 
 
 def train_tokenizers(pairs: Pairs | list[tuple[str, str]], vocab_size: int, joint: bool) -> Tokenizers:
