@@ -18,12 +18,13 @@ from keras_transformer.checkpoints import without_numbers
 from keras_transformer.config import DecodingSettings, ModelSettings, Settings, run_settings, settings_from
 from keras_transformer.data.tokenizer import MarianTokenizer, Tokenizers
 from keras_transformer.errors import DataError, UsageError, first_line
-from keras_transformer.export.card import write_card
+from keras_transformer.export.card import CARD, make_card
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
 from keras_transformer.runs import load_run, save_run
 from keras_transformer.training import make_model
+from keras_transformer.translator_module import forbidden_ids
 
 USAGE = """
 ```python
@@ -35,7 +36,7 @@ tokenizer.batch_decode(model.generate(**tokenizer(["..."], return_tensors="pt"))
 """
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}  # theirs and ours
 EPSILON = 1e-5  # of every LayerNorm there
-NEVER = -100.0  # the bias of our start id, which has no row there: a share of e^-100
+NEVER = -100.0  # the bias of an id without a share of the probability, such as our start, which has no row there
 # What config.json has to say, or to leave out, for the model to be a Transformer as it is here.
 ONLY = {
     "model_type": "marian",
@@ -178,6 +179,8 @@ def import_marian(
         value = reorder(value, weight.axes, orders).astype(np.float32)
         if weight.axes == ("target",):
             value[START] = NEVER
+            if told.get("renormalize_logits"):  # what is barred, padding, has no share of the probability
+                value[PAD] = NEVER
         variable.assign(value)
     others = [name for name in tensors if name not in used and not name.endswith("embed_positions.weight")]
     if others:
@@ -225,7 +228,8 @@ def read_vocabulary(path: Path, config: dict, size_key: str) -> tuple[list[str],
     vocabulary, size = read_json(path), config.get(size_key) or config["vocab_size"]
     if len(vocabulary) != size:
         raise DataError(f"{path} has {len(vocabulary)} pieces, {size_key} of config.json is {size}")
-    if sorted(map(str, vocabulary.values())) != sorted(map(str, range(size))):
+    numbers = list(vocabulary.values())
+    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(size)):
         raise DataError(f"{path}: the ids must be 0 to {size - 1}, each once")
     if UNK_PIECE not in vocabulary:
         raise DataError(f"{path} has no {UNK_PIECE}")
@@ -257,11 +261,18 @@ def generation(config: dict, folder: Path) -> dict:
 
 def barred_pieces(told: dict, config: dict, folder: Path, pieces: list[str], order: np.ndarray) -> list[str]:
     barred = told.get("bad_words_ids") or []
-    if any(len(ids) != 1 for ids in barred):
-        raise DataError(f"{folder}: bad_words_ids of several ids in a row are not supported")
+    if not isinstance(barred, list) or any(not isinstance(ids, list) or len(ids) != 1 for ids in barred):
+        raise DataError(f"{folder}: bad_words_ids must be lists of one id each, got {barred!r}")
     here = dict(zip(order.tolist(), pieces, strict=True))
     here.update({config["pad_token_id"]: PAD_PIECE, config["decoder_start_token_id"]: PAD_PIECE})
     return sorted({here[ids[0]] for ids in barred if ids[0] in here} - {PAD_PIECE})  # which is never emitted here
+
+
+def whole_number(told: dict, name: str, folder: Path) -> int:
+    value = told.get(name) or 0
+    if type(value) is not int:
+        raise DataError(f"{folder}: {name} must be a whole number, got {value!r}")
+    return value
 
 
 def settings_of(
@@ -277,7 +288,8 @@ def settings_of(
     languages = read_json(path) if path.exists() else {}
     source = source or languages.get("source_lang") or "und"
     target = target or languages.get("target_lang") or "und"
-    longest = (told.get("max_length") or config["max_position_embeddings"]) - 1  # they count the start token
+    longest = whole_number(told, "max_length", folder) or config["max_position_embeddings"]
+    longest -= 1  # they count the start token
     shared = config.get("share_encoder_decoder_embeddings", True)
     values = {
         "model": {
@@ -310,7 +322,7 @@ def settings_of(
             "length_penalty": told.get("length_penalty", 1.0),
             "max_length": longest,
             "max_length_extra": longest,
-            "min_length": max(0, (told.get("min_length") or 0) - 1),
+            "min_length": whole_number(told, "min_length", folder),  # by theirs, the end may come as this
             "no_repeat_ngram": told.get("no_repeat_ngram_size") or 0,
             "forbidden": forbidden,
         },
@@ -359,9 +371,14 @@ def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = 
     settings = settings.model_copy(update={"decoding": decoding})
     if decoding.length_norm != "average" and decoding.length_penalty:
         raise UsageError("decoding.length_norm gnmt: transformers divides by n^a alone (average)")
+    if decoding.method != "beam" or decoding.min_length_factor:
+        raise UsageError("decoding.method sample and min_length_factor: a Marian model's settings do not have them")
+    if decoding.precision != "float32":
+        raise UsageError(f"decoding.precision {decoding.precision}: a Marian model is float32")
     if settings.model.norm != "post":
         raise UsageError(f"{run_dir}: a Marian model normalises after each sublayer, this one has model.norm: pre")
     model, tokenizers = load_run(run_dir)
+    card = make_card(run_dir, settings, USAGE)
     shared = settings.model.share_embeddings
     # Their decoder begins with padding: our start's rows stand for it. Of two vocabularies it must have the same id.
     orders, vocabularies = {"channels": np.argsort(channel_order(settings.model.d_model))}, {}
@@ -402,15 +419,17 @@ def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = 
     sizes = {"layers": model_settings.num_layers, "attention_heads": model_settings.num_heads}
     for name, size in {**sizes, "ffn_dim": model_settings.dff}.items():
         config |= {f"encoder_{name}": size, f"decoder_{name}": size}
-    numbers = [vocabularies["target"][piece] for piece in decoding.forbidden]
+    number_of = {ours: theirs for theirs, ours in enumerate(orders["target"].tolist())}
+    barred = {START, *forbidden_ids(decoding, tokenizers)} - {PAD}  # which has no number there
     longest = min(decoding.max_length or model_settings.pe_target, model_settings.pe_target)
     search = {
         **ids,
         "num_beams": decoding.beam_size,
         "length_penalty": decoding.length_penalty,
         "max_length": longest + 1,  # with the start
+        "min_length": decoding.min_length,
         "no_repeat_ngram_size": decoding.no_repeat_ngram,
-        "bad_words_ids": [[number] for number in [pad, *numbers]],
+        "bad_words_ids": [[number_of[number]] for number in sorted(barred)],
     }
     words = {
         "tokenizer_class": "MarianTokenizer",
@@ -430,4 +449,4 @@ def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = 
         for side, tokenizer in tokenizers._asdict().items():
             (beside / f"{side}.spm").write_bytes(tokenizer.model)
         save_file(tensors, beside / "model.safetensors", {"format": "pt"})
-        write_card(beside, run_dir, settings, USAGE)
+        (beside / CARD).write_text(card, encoding="utf-8")

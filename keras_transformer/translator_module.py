@@ -44,10 +44,7 @@ class TranslatorModule(tf.Module):
             )
         if decoding.precision == "int8":
             raise UsageError("decoding.precision int8: `export --format ctranslate2` makes such weights of a run")
-        unknown = [piece for piece in decoding.forbidden if piece not in tokenizers.target.pieces]
-        if unknown:
-            raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
-        forbidden = [tokenizers.target.pieces.index(piece) for piece in decoding.forbidden]
+        forbidden = forbidden_ids(decoding, tokenizers)
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
 
@@ -131,7 +128,10 @@ class TranslatorModule(tf.Module):
         own_maximum = tf.constant(decoding.max_length or model.pe_target)
 
         def serve_options(text, length_penalty=own_penalty, max_length=own_maximum, min_length=own_minimum):
-            alpha, longest, shortest = map(the_one, (length_penalty, max_length, min_length))
+            alpha, longest, shortest = the_one(length_penalty), the_one(max_length, 1), the_one(min_length)
+            told = ["min_length must be at most max_length", shortest, longest]
+            with tf.control_dependencies([tf.debugging.Assert(shortest <= longest, told)]):
+                longest = tf.identity(longest)
             inp = self.encode(text)[0].to_tensor()
             limits = length_limits(inp, decoding, model.pe_target, longest, shortest)
             return best(self.search(inp, *unforced(inp), *limits, alpha))
@@ -162,6 +162,19 @@ class TranslatorModule(tf.Module):
         self.update = update
 
 
+def forbidden_ids(decoding: DecodingSettings, tokenizers: Tokenizers) -> list[int]:
+    """The target's ids of the pieces that are never emitted.
+
+    Raises:
+        UsageError: it has no such piece.
+    """
+    id_of = {piece: number for number, piece in enumerate(tokenizers.target.pieces)}
+    unknown = [piece for piece in decoding.forbidden if piece not in id_of]
+    if unknown:
+        raise UsageError(f"decoding.forbidden: the target vocabulary has no piece {unknown[0]!r}")
+    return [id_of[piece] for piece in decoding.forbidden]
+
+
 def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weights):
     """The step function and its first state, as `decoding` takes them, for source ids (batch, inp_len).
 
@@ -174,11 +187,11 @@ def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weig
     return lambda tokens, parents, state: model.step(tokens, parents, state, weights), state
 
 
-def the_one(value: tf.Tensor) -> tf.Tensor:
-    """The number that an option is, given once or once for each text, and then the same."""
+def the_one(value: tf.Tensor, least: int = 0) -> tf.Tensor:
+    """The number that an option is, `least` or more, given once or once for each text, and then the same."""
     value = tf.reshape(value, [-1])
     same = tf.debugging.Assert(tf.reduce_all(value == value[0]), ["an option must be the same for all texts", value])
-    valid = tf.debugging.Assert(value[0] >= 0, ["an option must be at least 0", value])
+    valid = tf.debugging.Assert(value[0] >= least, [f"an option must be at least {least}", value])
     with tf.control_dependencies([same, valid]):
         return tf.identity(value[0])
 
@@ -221,4 +234,4 @@ def length_limits(inp: tf.Tensor, decoding: DecodingSettings, table: int, longes
     most = tf.clip_by_value(source * decoding.max_length_factor + decoding.max_length_extra, 1.0, limit)
     fewest = tf.clip_by_value(tf.math.ceil(source * decoding.min_length_factor), tf.cast(shortest, tf.float32), limit)
     # A source of the end token alone is a blank line.
-    return tf.where(lengths > 1, tf.cast(most, tf.int32), 0), tf.cast(fewest, tf.int32)
+    return tf.where(lengths > 1, tf.cast(most, tf.int32), 0), tf.cast(tf.minimum(fewest, most), tf.int32)

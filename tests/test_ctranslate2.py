@@ -71,10 +71,12 @@ def both(run, out, **options):
 )
 def test_gives_tensorflows_translations(run, tmp_path, options):
     ours, theirs = both(run, tmp_path / "out", **options)
+    compared = 0
     for text, mine, other in zip(TEXTS, ours, theirs, strict=True):
         if options.get("length_penalty") and any(found.ids[-1:] not in ([], [3]) for found in other):
             continue  # a hypothesis that came to the limit may have pushed out one that ended
         finished = [found for found in mine if not found.ids or found.ids[-1] == 3]
+        compared += any(found.ids for found in finished)
         assert [found.ids for found in other][: len(finished)] == [found.ids for found in finished], text
         assert [found.text for found in other][: len(finished)] == [found.text for found in finished]
         if "min_length" in options or "min_length_factor" in options:
@@ -109,13 +111,25 @@ def test_scores_given_translations_as_tensorflow_does(plain):
         np.testing.assert_allclose([log_prob for _, log_prob in mine], [log_prob for _, log_prob in other], atol=1e-4)
 
 
-def test_a_translation_begins_as_asked(plain):
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_translation_begins_as_asked(plain, beam_size):
+    """And what it begins with counts: log_prob is what `score` says of all its pieces."""
+    decoding = DecodingSettings(beam_size=beam_size, patience=1.0)
     ours, theirs = (
-        list(Translator.load(folder, DecodingSettings(beam_size=1)).stream(LINES[:3], ["a", "", "dogs"]))
-        for folder in (plain[0], plain[2])
+        list(Translator.load(folder, decoding).stream(LINES[:3], ["a", "", "dogs"])) for folder in (plain[0], plain[2])
     )
     assert [found.text for [found] in theirs] == [found.text for [found] in ours]
     assert theirs[0][0].text.startswith("a") and theirs[2][0].text.startswith("dogs")
+    for [one], [other] in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose([one.log_prob, one.score], [other.log_prob, other.score], atol=1e-3)
+
+
+def test_the_fewest_tokens_are_no_more_than_the_most(plain):
+    """min_length 60 of a position table of 20, and of a source's own limit of 3 more than its length."""
+    for folder in plain[::2]:
+        translator = Translator.load(folder, DecodingSettings(beam_size=2, min_length=60, max_length_extra=3))
+        for text, [found] in zip(LINES, translator.stream(LINES), strict=True):
+            assert len(found.ids) == min(20, len(translator.module.encode([text])[0][0]) + 3)
 
 
 def test_the_folder_says_its_own_precision_and_search(plain):
@@ -135,6 +149,8 @@ def test_the_folder_says_its_own_precision_and_search(plain):
         ({"method": "sample"}, "decoding.method sample: "),
         ({"length_norm": "gnmt"}, "decoding.length_norm gnmt: "),
         ({"patience": None}, "decoding.patience null: "),
+        ({"patience": 0.5}, "decoding.patience 0.5: "),
+        ({"forbidden": ("zebra",)}, "decoding.forbidden: the target vocabulary has no piece 'zebra'"),
         ({"precision": "bfloat16"}, "decoding.precision bfloat16: "),
     ],
 )

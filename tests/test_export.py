@@ -159,10 +159,18 @@ def test_options_can_change_with_each_request(run, beam_model):
     }
 
 
-@pytest.mark.parametrize("options", [{"length_penalty": -1.0}, {"max_length": [3, 4]}])
-def test_an_option_that_is_none_is_refused(beam_model, options):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length_penalty": -1.0}, "an option must be at least 0"),
+        ({"max_length": 0}, "an option must be at least 1"),
+        ({"max_length": [3, 4]}, "an option must be the same for all texts"),
+        ({"max_length": 5, "min_length": 10}, "min_length must be at most max_length"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(beam_model, options, message):
     model = load(beam_model)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="an option must be"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.serve_options(tf.constant(LINES[:2]), **{name: tf.constant(value) for name, value in options.items()})
 
 
@@ -247,6 +255,15 @@ def test_the_card_says_what_it_is_and_how_to_call_it(run, tmp_path):
     exec(compile(code, "card", "exec"), {})
     bodies = re.search("```json\n(.*?)```", card, re.DOTALL)[1].splitlines()
     assert len(bodies) == 3 and all(answer(tmp_path / "out", body) for body in bodies)
+
+
+@pytest.mark.parametrize("lines", ["", '{"step": 100, "loss": 3.5}\n'])
+def test_the_card_of_a_run_without_a_measure(run, tmp_path, lines):
+    """Killed between the first measure and its checkpoint, it has a best model and no figures of it."""
+    copy = shutil.copytree(run, tmp_path / "mine")
+    (copy / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    export_saved_model(copy, tmp_path / "out", DecodingSettings(beam_size=2))
+    assert "It was not measured here" in (tmp_path / "out" / "MODEL_CARD.md").read_text(encoding="utf-8")
 
 
 def test_bfloat16_weights_are_half_the_size(run, saved_model, tmp_path):

@@ -6,6 +6,8 @@ tests/fixtures/marian was made, and is compared with MarianMTModel itself, by sc
 import json
 import pickle
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
+from sentencepiece import sentencepiece_model_pb2
 
 from keras_transformer import training
 from keras_transformer.config import DecodingSettings, Settings, load_settings, run_settings, settings_yaml
@@ -75,8 +78,10 @@ def test_gives_the_same_logits(run):
     tar[:, 0] = START
     columns = [rows[number] for number in range(len(vocabulary))]
     logits = model((inp, tar)).numpy()
-    np.testing.assert_allclose(logits[..., columns], theirs["logits"], atol=1e-4)
-    assert (logits[..., START] < logits.max(-1) - 50).all()
+    padding = columns.index(PAD)  # has no share of the probability: "renormalize_logits" of generation_config.json
+    assert padding == len(columns) - 1
+    np.testing.assert_allclose(logits[..., columns[:padding]], theirs["logits"][..., :padding], atol=1e-4)
+    assert (logits[..., [PAD, START]].max(-1) < logits.max(-1) - 50).all()
 
 
 def test_the_channels_are_those_of_the_same_frequency():
@@ -144,8 +149,11 @@ def test_other_words_are_barred_too(tmp_path, copy):
 
 
 def test_the_way_back_gives_the_same_files(run, tmp_path):
+    """But for the bias of padding, which is never emitted: here it is the reason why."""
     export_marian(run, tmp_path / "out")
     theirs, ours = (load_file(folder / "model.safetensors") for folder in (FIXTURE, tmp_path / "out"))
+    assert (ours["final_logits_bias"][0, -1], theirs["final_logits_bias"][0, -1]) == (-100, 0)
+    ours["final_logits_bias"][0, -1] = 0
     for name, value in ours.items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
     assert ours.keys() <= theirs.keys()
@@ -155,10 +163,25 @@ def test_the_way_back_gives_the_same_files(run, tmp_path):
         )
         for key in before.keys() & after.keys():
             assert before[key] == after[key], (name, key)
-        assert after.keys() - before.keys() <= {"length_penalty", "no_repeat_ngram_size"}
+        assert after.keys() - before.keys() <= {"length_penalty", "min_length", "no_repeat_ngram_size"}
     for name in ("source.spm", "target.spm"):
         assert (FIXTURE / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     assert "MarianMTModel.from_pretrained" in (tmp_path / "out" / "MODEL_CARD.md").read_text(encoding="utf-8")
+
+
+def test_the_search_goes_there_and_back(run, tmp_path):
+    """A text of at least 9 tokens, the end counted, without the piece ".": theirs counts the start, and not the end."""
+    search = DecodingSettings(beam_size=3, min_length=9, max_length=20, length_penalty=0.5, forbidden=(".", "</s>"))
+    export_marian(run, tmp_path / "out", search)
+    told = json.loads((tmp_path / "out/generation_config.json").read_text(encoding="utf-8"))
+    vocabulary = json.loads((tmp_path / "out/vocab.json").read_text(encoding="utf-8"))
+    assert (told["min_length"], told["max_length"]) == (9, 21)
+    assert sorted(told["bad_words_ids"]) == sorted([[vocabulary["."]], [0], [vocabulary["<pad>"]]])
+    import_marian(tmp_path / "out", tmp_path / "again")
+    again = run_settings(tmp_path / "again").decoding
+    assert set(again.forbidden) == set(search.forbidden)
+    same = ("beam_size", "min_length", "max_length", "length_penalty")
+    assert [getattr(again, name) for name in same] == [getattr(search, name) for name in same]
 
 
 def test_two_vocabularies_there_and_back(tmp_path):
@@ -246,6 +269,15 @@ def test_a_missing_or_damaged_file_is_named(copy, name):
     refused(copy, f"{copy / name}: No such file")
 
 
+def test_a_tokenizer_cut_between_two_pieces_is_damaged(copy):
+    """SentencePiece reads it as a model of fewer pieces that normalises nothing."""
+    path = copy / "source.spm"
+    whole = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    path.write_bytes(sentencepiece_model_pb2.ModelProto(pieces=whole.pieces[:31]).SerializeToString())
+    assert sentencepiece.SentencePieceProcessor(model_file=str(path)).vocab_size() == 31
+    refused(copy, f"{path}: damaged, or no SentencePiece model (cut short)")
+
+
 def test_a_vocabulary_of_another_size_is_refused(copy):
     """D13, https://github.com/tensorflow/tensorflow/issues/27033: an id without a row is found at once."""
     path = copy / "vocab.json"
@@ -254,8 +286,23 @@ def test_a_vocabulary_of_another_size_is_refused(copy):
     refused(copy, f"{path} has {len(vocabulary) + 1} pieces, vocab_size of config.json is {len(vocabulary)}")
     change(copy / "config.json", vocab_size=len(vocabulary) + 1)
     refused(copy, f"{copy}: model.shared.weight has the sizes ({len(vocabulary)}, 32), by config.json they are")
-    path.write_text(json.dumps({**vocabulary, "more": 7}), encoding="utf-8")
-    refused(copy, f"{path}: the ids must be 0 to {len(vocabulary)}, each once")
+    for number in (7, str(len(vocabulary))):
+        path.write_text(json.dumps({**vocabulary, "more": number}), encoding="utf-8")
+        refused(copy, f"{path}: the ids must be 0 to {len(vocabulary)}, each once")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_length", "64", "max_length must be a whole number, got '64'"),
+        ("min_length", [3], "min_length must be a whole number, got [3]"),
+        ("bad_words_ids", [5], "bad_words_ids must be lists of one id each, got [5]"),
+        ("bad_words_ids", [[5, 6]], "bad_words_ids must be lists of one id each, got [[5, 6]]"),
+    ],
+)
+def test_a_search_that_is_none_is_refused(copy, name, value, message):
+    change(copy / "generation_config.json", **{name: value})
+    refused(copy, f"{copy}: {message}")
 
 
 def test_damaged_or_foreign_weights_are_refused(copy):
@@ -282,12 +329,24 @@ class Burglar:
 
 
 def test_no_code_in_a_pickle_is_run(copy, monkeypatch):
-    """With PyTorch it is refused as more than weights, without as something that takes PyTorch to read."""
+    """With PyTorch it is refused as more than weights, without as something that takes PyTorch to read.
+
+    PyTorch's part is played: its unpickler for weights alone refuses the rest, the other one runs it.
+    """
     monkeypatch.chdir(copy)
     (copy / "model.safetensors").unlink()
     path = copy / "pytorch_model.bin"
     path.write_bytes(pickle.dumps({"model.shared.weight": Burglar()}))
-    refused(copy, f"{path}")
+
+    def load(path, map_location, weights_only):
+        if not weights_only:
+            return pickle.loads(path.read_bytes())
+        raise pickle.UnpicklingError("Weights only load failed")
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(load=load))
+    refused(copy, f"{path}: damaged, or more than weights (Weights only load failed)")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    refused(copy, f"{path} takes PyTorch to read: pip install torch, or get model.safetensors")
     assert not (copy / "burgled").exists()
 
 
@@ -306,6 +365,8 @@ def test_weights_in_a_pickle_are_read_by_pytorch(copy, run, tmp_path):
     [
         ({"norm": "pre"}, {}, "a Marian model normalises after each sublayer"),
         ({}, {"length_norm": "gnmt"}, "length_norm"),
+        ({}, {"method": "sample"}, "decoding.method sample"),
+        ({}, {"precision": "int8"}, "decoding.precision int8: a Marian model is float32"),
     ],
 )
 def test_what_transformers_has_not_is_refused(tmp_path, model, decoding, message):

@@ -10,8 +10,8 @@ from keras_transformer.version import __version__
 CARD = "MODEL_CARD.md"
 
 
-def write_card(folder: Path, run_dir: Path, settings: Settings, usage: str) -> None:
-    """Write the card of what was exported to `folder` from a run.
+def make_card(run_dir: Path, settings: Settings, usage: str) -> str:
+    """The card of what is exported from a run.
 
     Args:
         settings: of the run, with the search that the export was made for.
@@ -33,14 +33,15 @@ def write_card(folder: Path, run_dir: Path, settings: Settings, usage: str) -> N
         f"It takes sentences of up to {settings.model.pe_input} subword pieces, and cuts longer ones to that. It knows "
         "the language of the text that it was trained on; elsewhere, measure it before you rely on it.",
     ]
-    (folder / CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    return "\n\n".join(sections) + "\n"
 
 
 def worth(run_dir: Path, settings: Settings) -> str:
     """The figures of the best model on dev; they are not there of a model that was not trained here."""
-    if not (run_dir / "metrics.jsonl").exists():
+    path = run_dir / "metrics.jsonl"
+    best = best_measure(settings, read_metrics(path)) if path.exists() and path.stat().st_size else None
+    if best is None:
         return "It was not measured here: `keras-transformer evaluate` does that."
-    best = best_measure(settings, read_metrics(run_dir / "metrics.jsonl"))
     signature = bleu_signature(settings.data.target_language, settings.data.bleu_tokenizer)
     return (
         f"On dev, by the search of the run, after {step_of(best)} updates; BLEU is sacreBLEU's, {code(signature)}:\n\n"

@@ -7,15 +7,14 @@ import tensorflow as tf
 
 from keras_transformer.config import DecodingSettings, run_settings, settings_yaml
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers
-from keras_transformer.decoding import length_norm
 from keras_transformer.errors import DataError, UsageError, first_line
-from keras_transformer.export.card import write_card
+from keras_transformer.export.card import CARD, make_card
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
 from keras_transformer.precision import cores
 from keras_transformer.runs import load_run
-from keras_transformer.translator_module import BLANK, cut, length_limits
+from keras_transformer.translator_module import BLANK, cut, forbidden_ids, length_limits
 
 USAGE = """
 With `pip install 'keras-transformer-mt[ctranslate2]'`, text in and text out:
@@ -57,6 +56,8 @@ def export_ctranslate2(run_dir: Path, out: Path, decoding: DecodingSettings | No
     settings = settings.model_copy(update={"decoding": decoding or settings.decoding})
     check_search(settings.decoding)
     model, tokenizers = load_run(run_dir)
+    card = make_card(run_dir, settings, USAGE)
+    forbidden_ids(settings.decoding, tokenizers)
     specification = specify(model, tokenizers)
     specification.validate()
     specification.optimize(quantization=settings.decoding.precision)
@@ -65,7 +66,7 @@ def export_ctranslate2(run_dir: Path, out: Path, decoding: DecodingSettings | No
         specification.save(str(beside))
         (beside / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
         tokenizers.save(beside / "tokenizer")
-        write_card(beside, run_dir, settings, USAGE)
+        (beside / CARD).write_text(card, encoding="utf-8")
 
 
 def specify(model: Transformer, tokenizers: Tokenizers):
@@ -135,6 +136,8 @@ def check_search(decoding: DecodingSettings) -> None:
         raise UsageError("decoding.length_norm gnmt: CTranslate2 divides by n^a alone (average)")
     if decoding.patience is None and decoding.length_penalty:
         raise UsageError("decoding.patience null: with a length_penalty, CTranslate2 takes a number")
+    if decoding.patience is not None and decoding.patience < 1:
+        raise UsageError(f"decoding.patience {decoding.patience}: a CTranslate2 model takes 1 or more")
     if decoding.precision == "bfloat16":
         raise UsageError("decoding.precision bfloat16: a CTranslate2 model is float32 or int8")
 
@@ -160,6 +163,7 @@ class CTranslate2Module:
             )
         self.tokenizers = load_tokenizers(folder / "tokenizer")
         source, target = self.tokenizers
+        forbidden_ids(decoding, self.tokenizers)
         self.tables = settings.model.pe_input, settings.model.pe_target
         try:
             # As many batches at a time as `Translator` hands over, each on one core.
@@ -167,7 +171,7 @@ class CTranslate2Module:
             self.translator = ctranslate2.Translator(str(folder), device="cpu", **threads)
         except (RuntimeError, ValueError) as error:
             raise DataError(f"{folder}: damaged CTranslate2 model ({first_line(error)})") from error
-        self.decoding, self.norm = decoding, length_norm(decoding.length_norm, decoding.length_penalty)
+        self.decoding = decoding
         self.source_pieces, self.target_pieces = np.array(source.pieces, object), np.array(target.pieces, object)
         self.id_of = {piece: number for number, piece in enumerate(target.pieces)}
         never = [target.pieces[PAD], target.pieces[START], *decoding.forbidden]
@@ -197,6 +201,15 @@ class CTranslate2Module:
         most, fewest = (limit.numpy() for limit in length_limits(inp, self.decoding, self.tables[1]))
         inp, prefix, n_best = inp.numpy(), prefix.numpy(), self.decoding.n_best
         found = [[([], 0.0)] * n_best for _ in inp]
+        # A hypothesis is its ids, the end included, and their log-probability. CTranslate2 counts none for a prefix.
+        forced = self.log_probs(inp, prefix, ended=False).sum(1)
+        # All of a beam, or with n_best it would end before the best of them were found.
+        count = 1 if n_best == 1 and prefix.shape[1] == 0 else self.decoding.beam_size
+        alpha = self.decoding.length_penalty
+
+        def rank(hypothesis):
+            ids, log_prob = hypothesis
+            return ids[-1] != END, -log_prob / len(ids) ** alpha
 
         def search(some, longest, count):
             sources, prefixes = (
@@ -209,30 +222,39 @@ class CTranslate2Module:
             results = self.translator.translate_batch(sources, prefixes, **limits, **self.options)
             for row, result in zip(some, results, strict=True):
                 hypotheses = [
-                    ([self.id_of[piece] for piece in pieces], score)
+                    ([self.id_of[piece] for piece in pieces], score * len(pieces) ** alpha + forced[row])
                     for pieces, score in zip(result.hypotheses, result.scores, strict=True)
                 ]
-                found[row] = sorted(hypotheses, key=lambda hypothesis: hypothesis[0][-1:] != [END])[:n_best]
+                found[row] = sorted(hypotheses, key=rank)[:n_best]
 
         for minimum in np.unique(fewest):
             some = np.flatnonzero((fewest == minimum) & (most > 0))
             if len(some):
-                search(some, int(most[some].max()), n_best)
+                search(some, int(most[some].max()), count)
         for row in np.flatnonzero(most):
             if any(len(ids) > most[row] or ids[-1] != END for ids, _ in found[row]):
                 search(np.array([row]), int(most[row]), self.decoding.beam_size)
         ids = tf.ragged.constant([[ids for ids, _ in n_best] for n_best in found], tf.int32, 2).to_tensor(PAD)
-        scores = tf.constant([[score for _, score in n_best] for n_best in found], tf.float32)
+        log_prob = tf.constant([[log_prob for _, log_prob in n_best] for n_best in found], tf.float32)
         batch, n, longest = tf.unstack(tf.shape(ids))
         text = tf.reshape(self.tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))
-        log_prob = scores * self.norm(tf.maximum(tf.math.count_nonzero(ids, -1), 1))
-        return {"text": text, "ids": ids, "log_prob": log_prob, "score": scores}
+        score = log_prob / tf.cast(tf.maximum(tf.math.count_nonzero(ids, -1), 1), tf.float32) ** alpha
+        return {"text": text, "ids": ids, "log_prob": log_prob, "score": score}
 
     def score(self, inp, tar) -> tf.Tensor:
         """As TranslatorModule's."""
-        sources, targets = self.tokens(self.source_pieces, inp.numpy()), self.tokens(self.target_pieces, tar.numpy())
-        results = self.translator.score_batch(sources, [target[:-1] for target in targets], max_input_length=0)
-        return tf.ragged.constant([result.log_probs for result in results], tf.float32).to_tensor()
+        return tf.constant(self.log_probs(inp.numpy(), tar.numpy(), ended=True))
+
+    def log_probs(self, inp: np.ndarray, tar: np.ndarray, ended: bool) -> np.ndarray:
+        """The log-probability of each target id (batch, tar_len), of which the last of a row is the end if `ended`."""
+        log_probs = np.zeros(tar.shape, np.float32)
+        if tar.shape[1]:
+            sources, targets = self.tokens(self.source_pieces, inp), self.tokens(self.target_pieces, tar)
+            targets = [target[:-1] if ended else target for target in targets]
+            results = self.translator.score_batch(sources, targets, max_input_length=0)
+            for row, result, length in zip(log_probs, results, np.count_nonzero(tar, 1), strict=True):
+                row[:length] = result.log_probs[:length]
+        return log_probs
 
     def attention(self, inp, tar):
         raise UsageError("a CTranslate2 model does not give its attention: take the run it was exported from")

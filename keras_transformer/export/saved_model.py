@@ -6,7 +6,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from keras_transformer.config import DecodingSettings, run_settings, settings_yaml
-from keras_transformer.export.card import write_card
+from keras_transformer.export.card import CARD, make_card
 from keras_transformer.files import whole
 from keras_transformer.runs import load_run
 from keras_transformer.translator_module import TranslatorModule
@@ -50,6 +50,7 @@ def export_saved_model(run_dir: Path, out: Path, decoding: DecodingSettings | No
     settings = run_settings(run_dir)
     settings = settings.model_copy(update={"decoding": decoding or settings.decoding})
     model, tokenizers = load_run(run_dir)
+    card = make_card(run_dir, settings, USAGE)
     module = TranslatorModule(model, tokenizers, settings.decoding)
     signatures = {"serving_default": module.serve, "n_best": module.serve_n_best, "options": module.serve_options}
     with whole(out) as beside:
@@ -58,7 +59,7 @@ def export_saved_model(run_dir: Path, out: Path, decoding: DecodingSettings | No
         (beside / "assets.extra" / "settings.yaml").write_text(settings_yaml(settings), encoding="utf-8")
         text = "".join(tokenizers.source.pieces[4:24]).replace("▁", " ")
         write_warm_up(beside / "assets.extra" / "tf_serving_warmup_requests", text)
-        write_card(beside, run_dir, settings, USAGE)
+        (beside / CARD).write_text(card, encoding="utf-8")
 
 
 def write_warm_up(path: Path, text: str) -> None:
