@@ -161,9 +161,9 @@ class Settings(Strict):
                 f"{self.model.num_heads}"
             )
         language = self.data.target_language  # "zh" for the locale "zh_Hans"
-        for source in (self.data.train, self.data.dev):
+        for name, source in (("train", self.data.train), ("dev", self.data.dev)):
             if str(source).startswith("phrasebook:") and not re.search(f"-{re.escape(language)}(_.*)?$", str(source)):
-                raise ValueError(f"{source} is not into data.target_language={language}: set that too")
+                raise ValueError(f"data.{name}={source} is not into data.target_language={language}: set that too")
         if "phrasebook:" in str(self.data.dev) and "phrasebook:" not in str(self.data.train):
             raise ValueError("data.dev must be given with data.train: the phrasebook says nothing about other text")
         if self.model.share_embeddings and not self.data.joint_vocabulary:
