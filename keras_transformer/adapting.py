@@ -11,6 +11,8 @@ from keras_transformer.model import Transformer
 
 # The axis of the vocabulary in the variables that have one, by the end of their paths.
 VOCABULARY_AXES = {"embedding/embeddings": 0, "final_layer/kernel": 1, "final_layer/bias": 0, "final_bias": 0}
+# What no shape of a weight tells, and their meaning goes by.
+ALIKE = ("num_heads", "activation", "norm_epsilon", "scale_embeddings")
 
 
 def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transformer, tokenizers: Tokenizers) -> int:
@@ -20,8 +22,15 @@ def carry_over(base: Transformer, base_tokenizers: Tokenizers, model: Transforme
         How many pieces of `model` had none in `base` and keep the rows that they were made with.
 
     Raises:
-        UsageError: they are models of different sizes.
+        UsageError: they are models of different sizes, or compute otherwise.
     """
+    for name in ALIKE:
+        here, there = getattr(model, name), getattr(base, name)
+        if here != there:
+            raise UsageError(
+                f"training.init_from: model.{name} is {here}, the other run's is {there}: "
+                "give it that run's model settings"
+            )
     variables, others = ({without_numbers(v.path): v for v in m.weights} for m in (model, base))
     if variables.keys() != others.keys():
         name = sorted(variables.keys() ^ others.keys())[0]

@@ -30,7 +30,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-BeamSize = Annotated[int | None, typer.Option(help="Hypotheses that are followed; 1 is greedy.", show_default=False)]
+BeamSize = Annotated[
+    int | None, typer.Option(help="Hypotheses that are followed; 1 is greedy. Default: the run's.", show_default=False)
+]
 LengthPenalty = Annotated[
     float | None, typer.Option(help="Above 0, longer translations rank higher.", show_default=False)
 ]
@@ -125,7 +127,8 @@ def train(
 
     [bold]keras-transformer train[/bold]  (on the built-in phrasebook)
 
-    [bold]keras-transformer train my.yaml --set 'data.train=\\[a.en.gz, a.de.gz]' --run-dir runs/a[/bold]
+    [bold]keras-transformer train my.yaml --run-dir runs/a --set 'data.train=\\[a.en.gz, a.de.gz]' --set
+    'data.dev=\\[b.en.gz, b.de.gz]'[/bold]
 
     The run folder holds settings.yaml, tokenizer/, corpus/, checkpoints/, best.keras, metrics.jsonl and TensorBoard
     curves.
@@ -256,7 +259,10 @@ def evaluate(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="BLEU's, such as none for tokenised text. Default: the language's.", show_default=False),
+        typer.Option(
+            help="BLEU's, such as none for tokenised text. Default: the run's, or else the language's.",
+            show_default=False,
+        ),
     ] = None,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,

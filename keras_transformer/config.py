@@ -48,8 +48,8 @@ class DataSettings(Strict):
 
     train: str | tuple[str, str] = Field("phrasebook:en-de", description="what to train on")
     dev: str | tuple[str, str] = Field("phrasebook:en-de", description="what to measure on while training")
-    source_language: str = Field("en", description="as a code: en, pt, zh, ...")
-    target_language: str = Field("de", description="it also picks the tokenizer that BLEU is measured with")
+    source_language: str = Field("en", description="as a code: en, pt, zh, ...; of a tfds: set, the side to read")
+    target_language: str = Field("de", description="the same; it also picks the tokenizer that BLEU is measured with")
     columns: tuple[Count, Count] = Field((1, 2), description="of a TSV: the source's and the target's, counted from 1")
     data_dir: str | None = Field(None, description="where TFDS keeps its data sets; null for its own default")
     bleu_tokenizer: Literal["13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none"] | None = Field(
@@ -114,8 +114,8 @@ class DecodingSettings(Strict):
     patience: float | None = Field(
         2.0, gt=0, description="stop when this many times beam_size have ended; null: when no other can win"
     )
-    max_length: Count | None = Field(None, description="most tokens, the end token counted; null: see the next two")
-    max_length_factor: float = Field(1.0, ge=0, description="most tokens: this times the source's, and then")
+    max_length: Count | None = Field(None, description="most tokens, the end counted; null: the position table's")
+    max_length_factor: float = Field(1.0, ge=0, description="most tokens, besides: this times the source's, and then")
     max_length_extra: Natural = Field(50, description="this many more")
     min_length: Natural = Field(0, description="fewest tokens, the end token counted")
     min_length_factor: float = Field(0.0, ge=0, description="fewest tokens: at least this times the source's")
@@ -164,6 +164,11 @@ class Settings(Strict):
         for name, source in (("train", self.data.train), ("dev", self.data.dev)):
             if str(source).startswith("phrasebook:") and not re.search(f"-{re.escape(language)}(_.*)?$", str(source)):
                 raise ValueError(f"data.{name}={source} is not into data.target_language={language}: set that too")
+            if str(source).startswith("tfds:") and language == self.data.source_language:
+                raise ValueError(
+                    f"data.{name}={source}: data.source_language and data.target_language, which name its two sides, "
+                    f"are both {language}"
+                )
         if "phrasebook:" in str(self.data.dev) and "phrasebook:" not in str(self.data.train):
             raise ValueError("data.dev must be given with data.train: the phrasebook says nothing about other text")
         if self.model.share_embeddings and not self.data.joint_vocabulary:

@@ -40,7 +40,7 @@ def make_bleu(language: str, tokenizer: str | None = None) -> BLEU:
         # It warns of text that looks tokenised, which is what "none" is for.
         return BLEU(trg_lang=code) if tokenizer is None else BLEU(tokenize=tokenizer, force=tokenizer == "none")
     except (ImportError, RuntimeError) as error:
-        extra = f"pip install 'keras-transformer-mt[{tokenizer.split('-')[0] if tokenizer else code}]'"
+        extra = f"pip install 'sacrebleu[{tokenizer.split('-')[0] if tokenizer else code}]'"
         raise UsageError(f"BLEU on {language!r} needs a tokenizer that is not installed: {extra}") from error
 
 

@@ -51,6 +51,20 @@ def test_source_and_target_have_rows_of_their_own():
     np.testing.assert_array_equal(after, before[::-1])
 
 
+@pytest.mark.parametrize(
+    "change", [{"activation": "gelu"}, {"norm_epsilon": 1e-5}, {"scale_embeddings": False}, {"num_heads": 4}]
+)
+def test_the_same_shapes_in_another_model_are_refused(change):
+    """The weights would fit, and mean something else."""
+    [(name, value)] = change.items()
+    base = make(3, 0)
+    model = Transformer(1, 8, **{"num_heads": 2, "dff": 16, "input_vocab_size": 3, "target_vocab_size": 3, **change},
+                        pe_input=10, pe_target=10)  # fmt: skip
+    pieces = Tokenizers(Pieces(list("abc")), Pieces(list("abc")))
+    with pytest.raises(UsageError, match=f"model.{name} is {value}, the other run's is {getattr(base, name)}: give"):
+        carry_over(base, pieces, model, pieces)
+
+
 def test_another_vocabulary_size():
     base, model = make(3, 0, share_embeddings=True), make(5, 1, share_embeddings=True)
     both = [Tokenizers(pieces, pieces) for pieces in (Pieces(list("abc")), Pieces(list("abcde")))]

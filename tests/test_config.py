@@ -210,6 +210,14 @@ def test_a_phrasebook_into_another_language_is_refused():
     load_settings(None, [f"data.train={book}", f"data.dev={book}", "data.target_language=zh"])
 
 
+def test_a_tfds_set_has_two_sides():
+    """With target_language alone set to the default source's, it would be trained to copy."""
+    changes = ["data.train=tfds:ted_hrlr_translate/pt_to_en", "data.dev=tfds:ted_hrlr_translate/pt_to_en"]
+    with pytest.raises(UsageError, match="data.source_language and data.target_language, .*, are both en$"):
+        load_settings(None, [*changes, "data.target_language=en"])
+    load_settings(None, [*changes, "data.target_language=en", "data.source_language=pt"])
+
+
 def test_a_section_with_every_line_commented_out_is_the_defaults(load):
     assert load("model:\n  # d_model: 64\n") == Settings()
 

@@ -60,7 +60,7 @@ def test_missing_tokenizer_names_the_extra(monkeypatch, language):
     extra = language[:2].lower()
     module = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{extra}_mecab")
     monkeypatch.setattr(module, "MeCab", None)  # as if it were not installed
-    with pytest.raises(UsageError, match=rf"BLEU on '{language}' .*pip install 'keras-transformer-mt\[{extra}\]'$"):
+    with pytest.raises(UsageError, match=rf"BLEU on '{language}' .*pip install 'sacrebleu\[{extra}\]'$"):
         make_bleu(language)
 
 

@@ -17,7 +17,7 @@ from keras_transformer.runs import load_run
 from keras_transformer.translator_module import BLANK, cut, forbidden_ids, length_limits
 
 USAGE = """
-With `pip install 'keras-transformer-mt[ctranslate2]'`, text in and text out:
+With keras-transformer and `pip install ctranslate2`, text in and text out:
 
 ```
 keras-transformer translate FOLDER text.txt
@@ -37,7 +37,7 @@ def import_ctranslate2():
     try:
         import ctranslate2
     except ImportError:
-        raise UsageError("CTranslate2 is not installed: pip install 'keras-transformer-mt[ctranslate2]'") from None
+        raise UsageError("CTranslate2 is not installed: pip install ctranslate2") from None
     return ctranslate2
 
 

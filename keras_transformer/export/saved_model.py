@@ -70,7 +70,7 @@ def write_warm_up(path: Path, text: str) -> None:
     try:
         from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
     except ImportError:
-        log.info("no warm-up requests for TensorFlow Serving: pip install 'keras-transformer-mt[serving]' for them")
+        log.info("no warm-up requests for TensorFlow Serving: pip install tensorflow-serving-api for them")
         return
     with tf.io.TFRecordWriter(str(path)) as writer:
         for count in WARM_UP:
