@@ -71,6 +71,11 @@ def sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
+def disk_full(error: BaseException) -> bool:
+    """Whether that is what an error says: the system's own, or one of TensorFlow or safetensors with its words."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
+
+
 @contextlib.contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder at; it takes the place of `path` when the block ends well.
@@ -98,7 +103,7 @@ def whole(path: str | Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # others have written there
             for parent in made:
                 parent.rmdir()
-        if not isinstance(error, OSError) and os.strerror(errno.ENOSPC) in str(error):  # TensorFlow's, safetensors'
+        if not isinstance(error, OSError) and disk_full(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
     shutil.rmtree(beside, ignore_errors=True)

@@ -1,7 +1,6 @@
 """Training: the loop around the step, with measures on dev, checkpoints and resumption."""
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import itertools
@@ -48,7 +47,7 @@ from keras_transformer.distribution import (
 )
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.evaluation import Scores, evaluate, make_bleu
-from keras_transformer.files import whole
+from keras_transformer.files import disk_full, whole
 from keras_transformer.losses import TokenAccuracy
 from keras_transformer.model import Transformer
 from keras_transformer.precision import fastest_precision, policy, products
@@ -262,8 +261,7 @@ def space_left(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:  # the latter from TensorBoard's writer
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        if not full:
+        if not disk_full(error):
             raise
         raise DataError(
             f"{run_dir}: no space left on the disk; the last checkpoint is whole: "

@@ -18,9 +18,9 @@ class Pieces:
         self.pieces = pieces
 
 
-def make(size, seed, **changes):
+def make(size, seed, num_heads=2, **changes):
     random.seed(seed)
-    model = Transformer(1, 8, 2, 16, size, size, 10, 10, **changes)
+    model = Transformer(1, 8, num_heads, 16, size, size, 10, 10, **changes)
     model.build((None, None), (None, None))
     return model
 
@@ -57,9 +57,7 @@ def test_source_and_target_have_rows_of_their_own():
 def test_the_same_shapes_in_another_model_are_refused(change):
     """The weights would fit, and mean something else."""
     [(name, value)] = change.items()
-    base = make(3, 0)
-    model = Transformer(1, 8, **{"num_heads": 2, "dff": 16, "input_vocab_size": 3, "target_vocab_size": 3, **change},
-                        pe_input=10, pe_target=10)  # fmt: skip
+    base, model = make(3, 0), make(3, 1, **change)
     pieces = Tokenizers(Pieces(list("abc")), Pieces(list("abc")))
     with pytest.raises(UsageError, match=f"model.{name} is {value}, the other run's is {getattr(base, name)}: give"):
         carry_over(base, pieces, model, pieces)

@@ -245,12 +245,10 @@ def test_killed_before_its_first_checkpoint_it_begins_anew(tmp_path, files, monk
 def test_a_second_process_is_refused_while_one_trains(tmp_path, files, monkeypatch):
     """It would delete what the first half wrote. When the first has ended, the next goes on."""
     steps, run_dir = training.Trainer.steps, tmp_path / "run"
-    program = "import sys; from keras_transformer.cli import main; main()"
-    arguments = ["train", run_dir / "settings.yaml", "--run-dir", run_dir]
+    command = [sys.executable, "-m", "keras_transformer", "train", run_dir / "settings.yaml", "--run-dir", run_dir]
     results = []
 
     def meanwhile(self, stop):
-        command = [sys.executable, "-c", program, *arguments]
         results.append(subprocess.run(command, capture_output=True, text=True, encoding="utf-8"))
         steps(self, stop)
 
