@@ -22,8 +22,7 @@ from keras_transformer.export.card import CARD, make_card
 from keras_transformer.files import whole
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.model import Transformer
-from keras_transformer.runs import load_run, save_run
-from keras_transformer.training import make_model
+from keras_transformer.runs import load_run, make_model, save_run
 from keras_transformer.translator_module import forbidden_ids
 
 USAGE = """

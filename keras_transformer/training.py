@@ -1,16 +1,13 @@
 """Training: the loop around the step, with measures on dev, checkpoints and resumption."""
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import logging
 import math
-import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +23,6 @@ from keras_transformer.checkpoints import (
     save_checkpoint,
 )
 from keras_transformer.config import (
-    ModelSettings,
     Settings,
     TrainingSettings,
     load_settings,
@@ -37,6 +33,7 @@ from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
 from keras_transformer.data.shards import prepare_corpus
 from keras_transformer.data.sources import Pairs, read_pairs
 from keras_transformer.data.tokenizer import Tokenizers, load_tokenizers, train_tokenizers
+from keras_transformer.dev_set import DevSet
 from keras_transformer.distribution import (
     distribute,
     make_strategy,
@@ -46,30 +43,17 @@ from keras_transformer.distribution import (
     workers_present,
 )
 from keras_transformer.errors import DataError, UsageError
-from keras_transformer.evaluation import Scores, evaluate, make_bleu
-from keras_transformer.files import disk_full, whole
-from keras_transformer.losses import TokenAccuracy
+from keras_transformer.evaluation import make_bleu
+from keras_transformer.files import whole
 from keras_transformer.model import Transformer
 from keras_transformer.precision import fastest_precision, policy, products
 from keras_transformer.progress import Progress
 from keras_transformer.recorder import Recorder
-from keras_transformer.runs import load_run, save_run
+from keras_transformer.runs import alone_in, load_run, make_model, save_run, space_left
 from keras_transformer.schedule import CustomSchedule
-from keras_transformer.step import IDS, make_accumulated_step, make_evaluate_step, make_train_step, parts_of
-from keras_transformer.translator import Translator
-from keras_transformer.translator_module import TranslatorModule, copy_variables
+from keras_transformer.step import IDS, make_accumulated_step, make_train_step, parts_of
 
 log = logging.getLogger(__name__)
-
-
-def make_model(settings: ModelSettings, tokenizers: Tokenizers, dtype: str = "float32") -> Transformer:
-    """A built Transformer of these settings for these vocabularies."""
-    options = settings.model_dump()
-    sizes = [options.pop(name) for name in ("num_layers", "d_model", "num_heads", "dff")]
-    vocabularies = (len(tokenizers.source.pieces), len(tokenizers.target.pieces))
-    model = Transformer(*sizes, *vocabularies, **options, dtype=dtype)
-    model.build((None, None), (None, None))
-    return model
 
 
 def make_optimizer(settings: TrainingSettings, d_model: int) -> keras.optimizers.Optimizer:
@@ -109,46 +93,6 @@ class Text(NamedTuple):
     dev_pairs: list[tuple[str, str]]
     dev_corpus: Corpus
     fingerprint: str
-
-
-class DevSet:
-    """Measures a model on the dev text: loss and accuracy by teacher forcing, BLEU and exact match by translating."""
-
-    def __init__(self, model: Transformer, text: Text, settings: Settings):
-        self.trained = model
-        # In float32, whatever it is trained in, and without replicas.
-        self.model = Transformer.from_config({**model.get_config(), "dtype": "float32"})
-        self.model.build((None, None), (None, None))
-        self.loss, self.accuracy = keras.metrics.Mean(), TokenAccuracy()
-        self.step = make_evaluate_step(self.model, self.loss, self.accuracy)
-        module = TranslatorModule(self.model, text.tokenizers, settings.decoding)
-        self.translator = Translator(module, settings.decoding)
-        self.pairs, self.corpus, self.settings = text.dev_pairs, text.dev_corpus, settings
-
-    def measure(self) -> tuple[dict[str, float], Scores, list[tuple[str, str, str]]]:
-        """Figures, scores, and some sources with translation and reference, for the weights that the model has now."""
-        copy_variables(self.trained, self.model)
-        self.loss.reset_state()
-        self.accuracy.reset_state()
-        for inp, tar in token_batches(self.corpus, self.settings.training.tokens_per_batch, seed=0, epochs=1):
-            self.step(inp, tar)
-        self.translator.module.update()
-        translations = self.translator.translate([source for source, _ in self.pairs])
-        data = self.settings.data
-        references = [target for _, target in self.pairs]
-        scores = evaluate(translations, references, data.target_language, data.bleu_tokenizer)
-        sources = [source for source, _ in self.pairs]
-        examples = list(zip(sources[:5], translations[:5], references[:5], strict=True))
-        return (
-            {
-                "dev_loss": float(self.loss.result()),
-                "dev_accuracy": float(self.accuracy.result()),
-                "dev_bleu": scores.bleu,
-                "dev_exact_match": scores.exact_match,
-            },
-            scores,
-            examples,
-        )
 
 
 # Of training: a finished or killed run may go on with other values of these; the rest would make it another run.
@@ -224,49 +168,6 @@ def train(settings: Settings, run_dir: str | Path, strategy: tf.distribute.Strat
         text = read_text(settings, run_dir)
         with alone_in(run_dir) if worker_of(strategy)[0] == 0 else contextlib.nullcontext():
             return Trainer(settings, run_dir, text, strategy).run()
-
-
-@contextlib.contextmanager
-def alone_in(run_dir: Path) -> Iterator[None]:
-    """Inside the block, no other process trains into the run folder; it is made, and goes again if nothing is in it.
-
-    Raises:
-        UsageError: another process trains there.
-    """
-    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
-    run_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(run_dir, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or the process ends
-        except BlockingIOError:
-            raise UsageError(f"{run_dir}: another process trains here; stop it, or give another --run-dir") from None
-        except OSError as error:
-            log.warning("%s: cannot be locked (%s): see that no other process trains here", run_dir, error.strerror)
-        yield
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(OSError):  # there is something in it
-            for folder in made:
-                folder.rmdir()
-
-
-@contextlib.contextmanager
-def space_left(run_dir: Path) -> Iterator[None]:
-    """Inside the block, an error of a full disk becomes one line.
-
-    Raises:
-        DataError
-    """
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:  # the latter from TensorBoard's writer
-        if not disk_full(error):
-            raise
-        raise DataError(
-            f"{run_dir}: no space left on the disk; the last checkpoint is whole: "
-            "make room, then the same command goes on"
-        ) from error
 
 
 def assign_mean(model: Transformer, run_dir: Path, last: int) -> list[Path]:
@@ -350,7 +251,7 @@ class Trainer:
 
     def run(self) -> int | None:
         """As `train`."""
-        training, state = self.settings.training, self.state
+        training, state, text = self.settings.training, self.state, self.text
         log.info(
             "%s: %d weights, %d source and %d target pieces, step %d of %d, in %s on %s",
             self.run_dir,
@@ -366,12 +267,12 @@ class Trainer:
             log.info("nothing left to do")
             return None
         if self.chief:
-            self.dev = DevSet(self.model, self.text, self.settings)
+            self.dev = DevSet(self.model, text.tokenizers, text.dev_pairs, text.dev_corpus, self.settings)
             corpus = self.prepare_corpus()
             with whole(self.run_dir / "settings.yaml") as beside:
                 beside.write_text(settings_yaml(self.settings), encoding="utf-8")
             if not state["step"]:
-                self.text.tokenizers.save(self.run_dir / "tokenizer")
+                text.tokenizers.save(self.run_dir / "tokenizer")
             self.recorder = Recorder(self.run_dir, state["step"], state["averaged_at"] == state["step"])
         self.total(0)  # until here the others wait for the corpus
         self.corpus = corpus if self.chief else self.prepare_corpus()

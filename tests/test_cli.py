@@ -19,8 +19,7 @@ from keras_transformer.export.ctranslate2 import export_ctranslate2
 from keras_transformer.export.saved_model import export_saved_model
 from keras_transformer.files import read_lines
 from keras_transformer.ids import PAD, START
-from keras_transformer.runs import load_run, save_run
-from keras_transformer.training import make_model
+from keras_transformer.runs import load_run, make_model, save_run
 
 COMMAND = Path(sys.executable).with_name("keras-transformer")
 SETTINGS = """

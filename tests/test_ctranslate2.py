@@ -12,8 +12,7 @@ from keras_transformer.data.tokenizer import Tokenizer, Tokenizers, train_senten
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.export.ctranslate2 import export_ctranslate2
 from keras_transformer.ids import PAD, START
-from keras_transformer.runs import save_run
-from keras_transformer.training import make_model
+from keras_transformer.runs import make_model, save_run
 from keras_transformer.translator import Translator
 
 MODELS = {

@@ -26,7 +26,7 @@ from keras_transformer.export.saved_model import export_saved_model
 from keras_transformer.ids import END, PAD, START, UNK
 from keras_transformer.marian import channel_order, export_marian, import_marian
 from keras_transformer.positions import positional_encoding
-from keras_transformer.runs import load_run, save_run
+from keras_transformer.runs import load_run, make_model, save_run
 from keras_transformer.translator import Translator
 
 FIXTURE = Path(__file__).parent / "fixtures" / "marian"
@@ -192,7 +192,7 @@ def test_two_vocabularies_there_and_back(tmp_path):
     )
     english, french = ["a dog runs", "two dogs"], ["un chien court vite", "deux chiens", "xyz"]
     tokenizers = Tokenizers(*(Tokenizer(train_sentencepiece(lines, 30)) for lines in (english, french)))
-    model = training.make_model(settings.model, tokenizers)
+    model = make_model(settings.model, tokenizers)
     rng = np.random.default_rng(0)
     for weight in model.weights:
         weight.assign(rng.normal(scale=0.3, size=weight.shape))

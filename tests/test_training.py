@@ -453,7 +453,7 @@ def test_other_text_is_refused_and_the_corpus_stays(tmp_path, files, monkeypatch
 def test_learns_the_direction_that_was_asked_for(tmp_path, files, direction):
     """D12, https://github.com/keras-team/keras-io/pull/1997: ten pairs overfitted, from the settings and by fit()."""
     from keras_transformer.data.pipeline import encode_pairs, token_batches
-    from keras_transformer.runs import load_run
+    from keras_transformer.runs import load_run, make_model
     from keras_transformer.translator import Translator
     from keras_transformer.translator_module import TranslatorModule
 
@@ -473,7 +473,7 @@ def test_learns_the_direction_that_was_asked_for(tmp_path, files, direction):
     assert Translator.load(tmp_path / "run").translate(sources) == targets
 
     _, tokenizers = load_run(tmp_path / "run")
-    model = training.make_model(settings.model, tokenizers)
+    model = make_model(settings.model, tokenizers)
     model.compile(keras.optimizers.Adam(0.003), loss_function, metrics=[TokenAccuracy()])
     corpus = encode_pairs(list(zip(sources, targets, strict=True)), tokenizers, 256, 256, "train")
     batches = token_batches(corpus, 200, seed=1).map(teacher_forcing)
