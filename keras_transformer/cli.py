@@ -113,10 +113,17 @@ def demo() -> None:
 @app.command()
 def train(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Settings; left out, the built-in phrasebook's.")
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG.yaml]", help="Settings. Default: those in --run-dir, or else the built-in phrasebook's."
+        ),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run is kept. Default: runs/NAME-OF-CONFIG.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Where the run is kept. Default: runs/NAME-OF-CONFIG, or the run that CONFIG.yaml is in.",
+            show_default=False,
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -133,7 +140,11 @@ def train(
     The run folder holds settings.yaml, tokenizer/, corpus/, checkpoints/, best.keras, metrics.jsonl and TensorBoard
     curves.
     """
+    if config is None and run_dir is not None and (run_dir / "settings.yaml").exists():
+        config = run_dir / "settings.yaml"
     settings = load_settings(config, changes or [])
+    if run_dir is None and config and config.name == "settings.yaml" and (config.parent / "checkpoints").exists():
+        run_dir = config.parent
     if run_dir is None:
         run_dir = Path("runs") / (config.stem if config else "phrasebook")
     load_tensorflow(lambda: training_threads(settings))
@@ -157,7 +168,8 @@ def report(
     """
     from keras_transformer.report import write_report
 
-    typer.echo(f"wrote {write_report(run, out or run)}", err=True)
+    page = write_report(run, out or run)
+    typer.echo(f"wrote {page} and {page.with_suffix('.png').name}", err=True)
 
 
 @app.command()

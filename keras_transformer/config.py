@@ -234,6 +234,8 @@ def settings_from(values: object, origin: str, changes: Sequence[str] = ()) -> S
         first = error.errors()[0]
         where = [str(part) for part in first["loc"]]
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "model_type":
+            message = "wanted settings as NAME: VALUE"
         # Settings that do not agree have no place of their own, but the message names them.
         blamed = (lambda name: name.startswith(".".join(where[:2]))) if where else (lambda name: name in message)
         named = [f"--set {change}" for change in changes if blamed(change.partition("=")[0])]

@@ -60,16 +60,25 @@ class Progress:
     def rate(self) -> float:
         return (self.done - self.at_begin) / max(1e-9, time.perf_counter() - self.begin)
 
-    def rates(self) -> str:
+    def rates(self) -> list[str]:
+        """Nothing, where nothing was done yet."""
+        if self.done == self.at_begin:
+            return []
         tokens = self.tokens / max(1e-9, time.perf_counter() - self.begin)
-        return f"{self.rate():,.1f} {self.unit}/s" + (f", {tokens:,.0f} tokens/s" if self.tokens else "")
+        return [f"{self.rate():,.1f} {self.unit}/s", *([f"{tokens:,.0f} tokens/s"] if self.tokens else [])]
 
     def advance(self, count: int, tokens: int = 0) -> None:
         """So much more is done, and so many tokens of it, if they are counted."""
         self.done, self.tokens = self.done + count, self.tokens + tokens
-        self.bar.update(self.task, completed=self.done, rate=self.rates())
+        self.bar.update(self.task, completed=self.done, rate=", ".join(self.rates()))
         if time.perf_counter() - self.shown > SECONDS_BETWEEN_LINES and not console.is_terminal:
             self.show()
+
+    def skip(self, count: int) -> None:
+        """So much more is done, which took longer than the rest will: it and what was before count for no rate."""
+        self.done += count
+        self.begin, self.at_begin, self.tokens = time.perf_counter(), self.done, 0
+        self.bar.update(self.task, completed=self.done)
 
     def show(self, note: str = "") -> None:
         """Say how it goes: beside the bar, or as a line with the time left."""
@@ -77,8 +86,9 @@ class Progress:
             self.bar.update(self.task, note=note)
             return
         self.shown = time.perf_counter()
-        done, left = str(self.done), ""
-        if self.total is not None:
-            seconds = (self.total - self.done) / max(1e-9, self.rate())
-            done, left = f"{self.done}/{self.total}", f", {seconds // 60:.0f}:{seconds % 60:02.0f} left"
-        log.info("%s %s, %s%s%s", self.name, done, self.rates(), left, note and f"; {note}")
+        done = f"{self.name} {self.done}" + (f"/{self.total}" if self.total is not None else "")
+        parts = [done, *self.rates()]
+        if self.total is not None and self.rate():
+            minutes, seconds = divmod(round((self.total - self.done) / self.rate()), 60)
+            parts.append(f"{minutes}:{seconds:02} left")
+        log.info("%s%s", ", ".join(parts), note and f"; {note}")

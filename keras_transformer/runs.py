@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:
     if not (folder / "best.keras").exists():
         raise DataError(f"{folder}: no model yet (no best.keras); train the run until its first measure on dev")
     tokenizers = load_tokenizers(folder / "tokenizer")
+    if not zipfile.is_zipfile(folder / "best.keras"):  # of which Keras would say that it is not there
+        raise DataError(f"{folder / 'best.keras'}: damaged (not a whole zip file)")
     try:
         model = keras.models.load_model(folder / "best.keras", compile=False)
     except Exception as error:  # zipfile, h5py and Keras each have their own for a damaged file

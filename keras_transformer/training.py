@@ -22,13 +22,7 @@ from keras_transformer.checkpoints import (
     restore_newest,
     save_checkpoint,
 )
-from keras_transformer.config import (
-    Settings,
-    TrainingSettings,
-    load_settings,
-    run_settings,
-    settings_yaml,
-)
+from keras_transformer.config import Settings, load_settings, run_settings, settings_yaml
 from keras_transformer.data.pipeline import Corpus, encode_pairs, token_batches
 from keras_transformer.data.shards import prepare_corpus
 from keras_transformer.data.sources import Pairs, read_pairs
@@ -54,11 +48,11 @@ from keras_transformer.schedule import CustomSchedule
 from keras_transformer.step import IDS, make_accumulated_step, make_train_step, parts_of
 
 log = logging.getLogger(__name__)
+HIGH_RATE = 0.005  # the highest of published recipes
 
 
-def make_optimizer(settings: TrainingSettings, d_model: int) -> keras.optimizers.Optimizer:
+def make_optimizer(schedule: CustomSchedule) -> keras.optimizers.Optimizer:
     """Adam as in section 5.3."""
-    schedule = CustomSchedule(d_model, settings.warmup_steps, settings.learning_rate)
     return keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
 
 
@@ -121,6 +115,8 @@ def read_text(settings: Settings, run_dir: Path) -> Text:
     train_pairs = read_pairs(settings.data.train, "train", settings.data)
     dev_pairs = read_pairs(settings.data.dev, "dev", settings.data)
     training = settings.training
+    if training.init_from:
+        run_settings(Path(training.init_from))  # raises if it is no run folder
     if checkpoint_files(run_dir / "checkpoints"):
         tokenizers = load_tokenizers(run_dir / "tokenizer")
     elif training.init_from and training.init_vocabulary == "keep":
@@ -209,9 +205,9 @@ class Trainer:
 
     Attributes:
         state: plain values that a checkpoint holds beside the variables: `step` counts updates, `batches` those taken
-            of the text; `best` is what the best model was worth on dev, at `best_step`, and `measures_since_best` how
-            many measures ago; `averaged_at` is the step at which the mean of checkpoints was tried; `skipped` counts
-            updates that were not finite; `text` is the text's fingerprint.
+            of the text; `best` is what the best model was worth on dev, `best_model` its name in the log, and
+            `measures_since_best` how many measures ago that was; `averaged_at` is the step at which the mean of
+            checkpoints was tried; `skipped` counts updates that were not finite; `text` is the text's fingerprint.
     """
 
     def __init__(self, settings: Settings, run_dir: Path, text: Text, strategy: tf.distribute.Strategy):
@@ -223,13 +219,14 @@ class Trainer:
         with strategy.scope():
             self.model = make_model(settings.model, text.tokenizers, policy(self.precision))
             freeze(self.model, training.frozen)
-            self.optimizer = make_optimizer(training, settings.model.d_model)
+            self.schedule = CustomSchedule(settings.model.d_model, training.warmup_steps, training.learning_rate)
+            self.optimizer = make_optimizer(self.schedule)
             if self.precision == "mixed_float16":
                 self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
         self.variables = [*self.model.variables, *self.optimizer.variables]
-        first = {"step": 0, "batches": 0, "best": None, "best_step": 0, "measures_since_best": 0, "averaged_at": None}
-        first |= {"skipped": 0, "text": text.fingerprint, "precision": self.precision}
+        first = {"step": 0, "batches": 0, "best": None, "best_model": None, "measures_since_best": 0}
+        first |= {"averaged_at": None, "skipped": 0, "text": text.fingerprint, "precision": self.precision}
         restored = restore_newest(run_dir / "checkpoints", self.variables)
         if restored is None and checkpoint_files(run_dir / "checkpoints"):
             raise DataError(f"{run_dir}: none of its checkpoints can be read; begin anew in another --run-dir")
@@ -267,6 +264,7 @@ class Trainer:
             log.info("nothing left to do")
             return None
         if self.chief:
+            self.look_at_schedule()
             self.dev = DevSet(self.model, text.tokenizers, text.dev_pairs, text.dev_corpus, self.settings)
             corpus = self.prepare_corpus()
             with whole(self.run_dir / "settings.yaml") as beside:
@@ -283,9 +281,27 @@ class Trainer:
                 self.try_average()
                 state["averaged_at"] = state["step"]
                 self.save()
+            if not stop.received and self.chief and state["best_model"]:
+                log.info("best by %s: %s, in %s", training.select, state["best_model"], self.run_dir / "best.keras")
             if not stop.received:
                 self.total(0)  # until here the others wait for the mean
         return stop.received
+
+    def look_at_schedule(self) -> None:
+        """Warn of a learning rate with which models often learn nothing."""
+        training, schedule = self.settings.training, self.schedule
+        peak = float(schedule(training.warmup_steps))
+        if training.learning_rate is None and peak > HIGH_RATE:
+            log.warning(
+                "with training.warmup_steps=%d the learning rate rises to %.1e, which may be too high to learn: "
+                "give training.learning_rate (0.002, say), or more steps to warm up",
+                training.warmup_steps, peak,
+            )  # fmt: skip
+        if training.warmup_steps >= training.max_steps:
+            log.warning(
+                "training.warmup_steps=%d is no less than training.max_steps=%d: the learning rate only rises, to %.1e",
+                training.warmup_steps, training.max_steps, float(schedule(training.max_steps)),
+            )  # fmt: skip
 
     def choose_precision(self) -> str:
         """The settings'; with auto, the one that the run was begun in, or this machine's fastest."""
@@ -341,6 +357,8 @@ class Trainer:
         batches = iter(batches)
         in_update = training.accumulate * self.strategy.num_replicas_in_sync
         with Progress("train", training.max_steps, state["step"], shown=self.chief) as progress:
+            progress.show("the first update takes longer: it builds the graph")
+            begun = state["step"]
             begin = time.perf_counter()
             last = False
             while not last:
@@ -348,7 +366,10 @@ class Trainer:
                     step(batches)
                 state["step"] += 1
                 state["batches"] += in_update
-                progress.advance(1)
+                if state["step"] == begun + 1:
+                    progress.skip(1)
+                else:
+                    progress.advance(1)
                 last = state["step"] == training.max_steps
                 if state["step"] % min(training.max_skipped, training.checkpoint_every) == 0 or last:
                     self.check_finite()
@@ -360,7 +381,7 @@ class Trainer:
                     if self.chief:
                         self.measure_and_select(f"step {state['step']}")
                     if self.total(self.chief and self.out_of_patience()):
-                        log.info("no better one than step %d's in %s measures", state["best_step"], training.patience)
+                        log.info("no better one than %s in %s measures", state["best_model"], training.patience)
                         last = True
                 stopped = self.total(bool(stop.received))
                 if (self.scheduled(state["step"]) or last or stopped) and self.chief:
@@ -428,7 +449,7 @@ class Trainer:
         if not averaged:  # patience is for the run itself, which its mean does not prolong
             state["measures_since_best"] = 0 if better else state["measures_since_best"] + 1
         if better:
-            state.update(best=worth, best_step=state["step"])
+            state.update(best=worth, best_model=name)
             with whole(self.run_dir / "best.keras") as beside:
                 self.dev.model.save(beside)
 

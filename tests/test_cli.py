@@ -426,7 +426,7 @@ def test_report_does_not_load_tensorflow(run, folder):
     """It answers in a second or two, then; -X importtime lists every module that was loaded."""
     arguments = [sys.executable, "-X", "importtime", COMMAND, "report", run, "--out", "out"]
     result = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert result.stdout == "" and result.stderr.endswith("wrote out/report.md\n")
+    assert result.stdout == "" and result.stderr.endswith("wrote out/report.md and report.png\n")
     assert {path.name for path in Path("out").iterdir()} == {"report.md", "report.png"}
     loaded = re.findall(r"\| +(\S+)$", result.stderr, re.MULTILINE)
     assert "matplotlib" in loaded and "tensorflow" not in loaded and "keras" not in loaded
@@ -476,11 +476,13 @@ def test_the_locale_does_not_matter(run, folder):
         assert Path("runs/small", name).read_bytes() == (run / name).read_bytes()
 
 
-def test_the_whole_run_again_says_that_nothing_is_left(run, command, monkeypatch):
-    """T3, https://github.com/keras-team/keras/issues/20712."""
+@pytest.mark.parametrize("arguments", [["small.yaml"], ["--run-dir", "runs/small"], ["runs/small/settings.yaml"]])
+def test_the_whole_run_again_says_that_nothing_is_left(run, command, monkeypatch, arguments):
+    """T3, https://github.com/keras-team/keras/issues/20712: by its settings, its folder, or the settings in it."""
     monkeypatch.chdir(run.parent.parent)
-    code, _, err = command("train", "small.yaml")
+    code, _, err = command("train", *arguments)
     assert code == 0 and "nothing left to do" in err
+    assert not Path("runs/settings").exists()
     assert list(read_lines(run / "settings.yaml"))
 
 

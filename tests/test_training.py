@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -118,11 +119,12 @@ def test_patience_and_the_best_by_loss(tmp_path, files, monkeypatch, mean):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_mean_of_the_last_checkpoints_is_tried(tmp_path, files, monkeypatch):
+def test_the_mean_of_the_last_checkpoints_is_tried(tmp_path, files, monkeypatch, caplog):
     """It is the best here: best.keras is the mean of three checkpoints, by hand from their arrays.
 
     One that was damaged, step 6's, is passed over for the one before it. metrics.jsonl tells the mean from the run.
     """
+    caplog.set_level(logging.INFO, "keras_transformer")
     losses = iter([5.0, 4.0])
     measure = training.DevSet.measure
 
@@ -141,6 +143,7 @@ def test_the_mean_of_the_last_checkpoints_is_tried(tmp_path, files, monkeypatch)
             [name] = [name for name in stored.files if name.endswith("encoder/enc_layer1/mha/wq/kernel")]
             kernels.append(stored[name])
     assert figures(run_dir, "average") == {12: 3}
+    assert caplog.messages[-1] == f"best by loss: mean of step-00000003 to step-00000012, in {run_dir}/best.keras"
     best = keras.models.load_model(run_dir / "best.keras", compile=False)
     np.testing.assert_allclose(best.encoder.enc_layers[0].mha.wq.kernel, sum(kernels) / 3, rtol=1e-6)
 
@@ -324,6 +327,28 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, files, monkeypatch):
     assert (path.name, path.stat().st_size) == ("step-00000003.npz", sizes[0])
     training.train(small(files), tmp_path / "run")
     assert list(figures(tmp_path / "run")) == list(range(1, 13))
+
+
+def test_a_learning_rate_with_which_little_is_learnt_is_warned_of(tmp_path, files, caplog):
+    """The paper's, (16 * 20)^-0.5 = 0.056, is high, and 3 updates of 20 to warm up come to 0.0084."""
+
+    def warnings():
+        return [record.message for record in caplog.records if record.name.startswith("keras_transformer")]
+
+    caplog.set_level(logging.WARNING, "keras_transformer")
+    training.train(small(files, max_steps=3), tmp_path / "run")
+    high, rising = warnings()
+    assert high.startswith("with training.warmup_steps=20 the learning rate rises to 5.6e-02, which may be too high")
+    assert rising.endswith("=20 is no less than training.max_steps=3: the learning rate only rises, to 8.4e-03")
+    caplog.clear()
+    training.train(small(files, max_steps=3, warmup_steps=2, learning_rate=0.002), tmp_path / "other")
+    assert not warnings()
+
+
+def test_init_from_what_is_no_run_is_refused(tmp_path, files):
+    with pytest.raises(DataError, match=f"^{tmp_path}/nothing: no run folder"):
+        training.train(small(files, init_from=str(tmp_path / "nothing")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_init_from_begins_with_another_runs_model(tmp_path, files, monkeypatch):
