@@ -43,11 +43,10 @@ class DevSet:
         for inp, tar in token_batches(self.corpus, self.settings.training.tokens_per_batch, seed=0, epochs=1):
             self.step(inp, tar)
         self.translator.module.update()
-        translations = self.translator.translate([source for source, _ in self.pairs])
+        sources, references = map(list, zip(*self.pairs, strict=True))
+        translations = self.translator.translate(sources)
         data = self.settings.data
-        references = [target for _, target in self.pairs]
         scores = evaluate(translations, references, data.target_language, data.bleu_tokenizer)
-        sources = [source for source, _ in self.pairs]
         examples = list(zip(sources[:5], translations[:5], references[:5], strict=True))
         return (
             {

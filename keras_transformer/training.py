@@ -48,7 +48,7 @@ from keras_transformer.schedule import CustomSchedule
 from keras_transformer.step import IDS, make_accumulated_step, make_train_step, parts_of
 
 log = logging.getLogger(__name__)
-HIGH_RATE = 0.005  # the highest of published recipes
+HIGH_RATE = 0.005  # Wu et al. 2021's for their tiny model
 
 
 def make_optimizer(schedule: CustomSchedule) -> keras.optimizers.Optimizer:
@@ -115,9 +115,10 @@ def read_text(settings: Settings, run_dir: Path) -> Text:
     train_pairs = read_pairs(settings.data.train, "train", settings.data)
     dev_pairs = read_pairs(settings.data.dev, "dev", settings.data)
     training = settings.training
-    if training.init_from:
+    begun = bool(checkpoint_files(run_dir / "checkpoints"))
+    if training.init_from and not begun:
         run_settings(Path(training.init_from))  # raises if it is no run folder
-    if checkpoint_files(run_dir / "checkpoints"):
+    if begun:
         tokenizers = load_tokenizers(run_dir / "tokenizer")
     elif training.init_from and training.init_vocabulary == "keep":
         tokenizers = load_tokenizers(Path(training.init_from) / "tokenizer")
@@ -381,7 +382,8 @@ class Trainer:
                     if self.chief:
                         self.measure_and_select(f"step {state['step']}")
                     if self.total(self.chief and self.out_of_patience()):
-                        log.info("no better one than %s in %s measures", state["best_model"], training.patience)
+                        if self.chief:  # which alone knows
+                            log.info("no better one than %s in %s measures", state["best_model"], training.patience)
                         last = True
                 stopped = self.total(bool(stop.received))
                 if (self.scheduled(state["step"]) or last or stopped) and self.chief:

@@ -173,15 +173,23 @@ def test_a_damaged_tokenizer_is_named(folder, command, run, content):
     assert err.count("\n") == 1 and "copy/tokenizer/joint.model" in err
 
 
-def test_a_damaged_model_is_named(folder, command, run):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:5000], "not a whole zip file"),
+        (lambda data: data.replace(b'"class_name"', b'"no_name_at"'), "Bad CRC-32"),
+    ],
+    ids=["truncated", "another byte"],
+)
+def test_a_damaged_model_is_named(folder, command, run, damage, message):
     import shutil
 
     shutil.copytree(run, "copy")
     model = Path("copy/best.keras")
-    model.write_bytes(model.read_bytes()[:5000])
+    model.write_bytes(damage(model.read_bytes()))
     code, out, err = command("translate", "copy", stdin=b"Ein Hund\n")
     assert (code, out) == (1, "")
-    assert err.count("\n") == 1 and "copy/best.keras" in err
+    assert err.count("\n") == 1 and f"copy/best.keras: damaged ({message}" in err
 
 
 @pytest.mark.parametrize(("stdin", "lines"), [(b"a\nb\n", 2), (b"a\nb", 2), (b"a\nb\n\n", 3), (b"", 0)])

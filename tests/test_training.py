@@ -372,6 +372,10 @@ def test_init_from_begins_with_another_runs_model(tmp_path, files, monkeypatch):
     tuned = keras.models.load_model(tmp_path / "run/best.keras", compile=False)
     for one, other in zip(base.trainable_variables, tuned.trainable_variables, strict=True):
         assert np.array_equal(one, other) != any(one is variable for variable in moving), one.path
+    (tmp_path / "base").rename(tmp_path / "elsewhere")  # once begun, it needs the other run no more
+    training.train(
+        small(files, max_steps=13, init_from=str(tmp_path / "base"), frozen=["encoder"], average=0), tmp_path / "run"
+    )
 
 
 def test_checkpoints_of_which_none_can_be_read_are_refused(tmp_path, files):
