@@ -119,25 +119,35 @@ class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
         q = ops.reshape(self.wq(x), (ops.shape(keys)[0], beam_size, self.num_heads, self.depth))
         return self.attend(ops.transpose(q, (0, 2, 1, 3)), keys, values, mask, ops.shape(x))[0]
 
-    def self_step(self, x, keys, values, mask, beam_size, fused_weights):
-        """As `step`, to itself as well: its own keys and values are put after those before.
+    def self_step(self, x, keys, values, mask, beam_size, fused_weights, place=None):
+        """As `step`, to itself as well: its own keys and values are put after those before, or at their place.
 
         Args:
             x: (batch * beam_size, d_model).
             keys, values: of the tokens before, (batch, num_heads, tar_len * beam_size, depth).
             mask: broadcast to (batch, num_heads, beam_size, (tar_len + 1) * beam_size); 1 = blocked.
             fused_weights: what the method of that name gives.
+            place: how many tokens were before, if keys and values have room for those to come, of a beam of one: (batch
+                * num_heads, depth, room) and (batch * num_heads, room, depth), in which XLA writes without a copy.
 
         Returns:
             output: (batch * beam_size, d_model).
-            keys, values: (batch, num_heads, (tar_len + 1) * beam_size, depth).
+            keys, values: (batch, num_heads, (tar_len + 1) * beam_size, depth); with a place, the shapes that they had.
         """
         kernel, bias = fused_weights
-        shape = (ops.shape(keys)[0], beam_size, 3, self.num_heads, self.depth)
+        batch_size = ops.shape(keys)[0] // (1 if place is None else self.num_heads)
+        shape = (batch_size, beam_size, 3, self.num_heads, self.depth)
         heads = ops.reshape(ops.add(ops.matmul(x, kernel), bias), shape)
         q, k, v = ops.unstack(ops.transpose(heads, (2, 0, 3, 1, 4)), 3)  # (batch, num_heads, beam_size, depth) each
-        keys, values = ops.concatenate([keys, k], 2), ops.concatenate([values, v], 2)
-        return self.attend(q, keys, values, mask, ops.shape(x))[0], keys, values
+        if place is None:
+            k = keys = ops.concatenate([keys, k], 2)
+            v = values = ops.concatenate([values, v], 2)
+        else:
+            keys = ops.slice_update(keys, (0, 0, place), ops.reshape(k, (-1, self.depth, 1)))
+            values = ops.slice_update(values, (0, place, 0), ops.reshape(v, (-1, 1, self.depth)))
+            k = ops.swapaxes(ops.reshape(keys, (batch_size, self.num_heads, self.depth, -1)), 2, 3)
+            v = ops.reshape(values, (batch_size, self.num_heads, -1, self.depth))
+        return self.attend(q, k, v, mask, ops.shape(x))[0], keys, values
 
     def get_config(self):
         config = {"d_model": self.d_model, "num_heads": self.num_heads, "rate": self.rate}

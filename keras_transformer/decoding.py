@@ -271,6 +271,37 @@ def greedy(step: Step, state: Any, limits: Limits) -> Hypotheses:
     return one_by_one(step, state, limits, 1, lambda log_probs, x: tf.argmax(log_probs, -1, tf.int32))
 
 
+def greedy_alone(step: Step, state: Any, limits: Limits, room: int | tf.Tensor) -> Hypotheses:
+    """`greedy` of one row in tensors that keep their shapes, as XLA wants them.
+
+    Args:
+        step: a step function whose states keep their shapes, too; its last argument is how many tokens were before.
+        limits: without prefix and no_repeat_ngram.
+        room: the length of the ids that come out, at least the row's maximum.
+    """
+
+    def advance(length, token, ids, log_prob, state):
+        logits, state = step(token[None, None], tf.zeros((1, 1), tf.int32), state, length)
+        logits = logits[0, 0]
+        vocabulary = tf.range(logits.shape[0])
+        barred = tf.reduce_any(vocabulary[:, None] == [PAD, START, *limits.forbidden], -1)
+        if limits.min_lengths is not None:
+            barred |= (vocabulary == END) & (length + 1 < limits.min_lengths[0])
+        allowed = tf.where(barred, -float("inf"), logits)
+        highest, nothing = tf.reduce_max(allowed), tf.reduce_all(barred)
+        # The first of the highest: tf.argmax is several times slower in XLA.
+        token = tf.where(nothing, PAD, tf.reduce_min(tf.where(allowed == highest, vocabulary, logits.shape[0])))
+        gain = tf.where(nothing, 0.0, highest - tf.reduce_logsumexp(logits))
+        return length + 1, token, tf.where(tf.range(room) == length, token, ids), log_prob + gain, state
+
+    _, _, ids, log_prob, _ = tf.while_loop(
+        lambda length, token, *_: (length < limits.max_lengths[0]) & (token != END) & (token != PAD),
+        advance,
+        (0, tf.constant(START), tf.zeros((room,), tf.int32), 0.0, state),
+    )
+    return Hypotheses(ids[None, None], log_prob[None, None])
+
+
 def sample(
     step: Step,
     state: Any,

@@ -126,7 +126,8 @@ class LayerState(NamedTuple):
     """What a DecoderLayer keeps between two tokens, (batch, num_heads, length, depth) each.
 
     `keys` and `values` are the decoded tokens', their length is tar_len * beam_size, the beam's slots of one token
-    beside each other; `enc_keys` and `enc_values` the encoder output's, made once.
+    beside each other, or, with room for those to come, shaped as `MultiHeadAttention.self_step` has it; `enc_keys` and
+    `enc_values` are the encoder output's, made once.
     """
 
     keys: Any
@@ -183,13 +184,21 @@ class DecoderLayer(ResidualLayer):
         x, _ = self.residual(x, self.feed_forward, self.layernorm3, self.dropout3, training)
         return x, weights1, weights2
 
-    def init_state(self, enc_output) -> LayerState:
-        """The state before the first token, from the encoder's output (batch, inp_len, d_model)."""
-        enc_keys, enc_values = self.mha2.keys_values(enc_output, enc_output)
-        nothing = ops.zeros_like(enc_keys[:, :, :0])
-        return LayerState(nothing, nothing, enc_keys, enc_values)
+    def init_state(self, enc_output, room=None) -> LayerState:
+        """The state before the first token, from the encoder's output (batch, inp_len, d_model).
 
-    def step(self, x, state, mask, padding_mask, beam_size, fused_weights):
+        With `room` for so many tokens, of a beam of one, it keeps its shapes.
+        """
+        enc_keys, enc_values = self.mha2.keys_values(enc_output, enc_output)
+        if room is None:
+            keys = values = ops.zeros_like(enc_keys[:, :, :0])
+        else:
+            batch_size, num_heads, _, depth = ops.shape(enc_keys)
+            keys = ops.zeros((batch_size * num_heads, depth, room), enc_keys.dtype)
+            values = ops.swapaxes(keys, 1, 2)
+        return LayerState(keys, values, enc_keys, enc_values)
+
+    def step(self, x, state, mask, padding_mask, beam_size, fused_weights, place=None):
         """One token of each hypothesis: `call` on x (batch * beam_size, d_model), with what `state` keeps.
 
         Args:
@@ -197,14 +206,16 @@ class DecoderLayer(ResidualLayer):
                 tokens of another hypothesis.
             padding_mask: the source's padding, broadcast to (batch, num_heads, beam_size, inp_len); 1 = blocked.
             fused_weights: of mha1, `MultiHeadAttention.fused_weights`.
+            place: how many tokens there were before, for a state with room.
 
         Returns:
             (batch * beam_size, d_model), and the state with this token.
         """
 
         def self_attention(y):
-            output, keys, values = self.mha1.self_step(y, state.keys, state.values, mask, beam_size, fused_weights)
-            return output, (keys, values)
+            before = (state.keys, state.values)
+            output, *kept = self.mha1.self_step(y, *before, mask, beam_size, fused_weights, place)
+            return output, kept
 
         def source_attention(y):
             return self.mha2.step(y, state.enc_keys, state.enc_values, padding_mask, beam_size), None

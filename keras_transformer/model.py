@@ -158,6 +158,7 @@ class DecoderState(NamedTuple):
     padding_mask: the source's, (batch, num_heads, beam_size, inp_len), True = blocked.
     ancestors: (batch, beam_size, tar_len), the slot of the beam in which each token of a hypothesis was decoded. The
         keys and values stay in the slots where they were made: when hypotheses change places, only this is reordered.
+        Left empty where there is room for tokens to come.
     """
 
     layers: tuple[LayerState, ...]
@@ -219,17 +220,21 @@ class Decoder(Stack):
             attention_weights[f"decoder_layer{i}_block2"] = block2
         return self.normalize(x), attention_weights
 
-    def init_state(self, enc_output, padding_mask, beam_size=1) -> DecoderState:
-        """The state before the first token, from the encoder's output and the source's padding mask."""
+    def init_state(self, enc_output, padding_mask, beam_size=1, room=None) -> DecoderState:
+        """The state before the first token, from the encoder's output and the source's padding mask.
+
+        With `room`, of a beam of one, it has the size of so many tokens, and keeps it.
+        """
         batch_size, inp_len, _ = ops.shape(enc_output)
         # At its full shape: that is faster than to broadcast it in every layer at every token.
         padding_mask = ops.broadcast_to(
             ops.cast(padding_mask, "bool"), (batch_size, self.num_heads, beam_size, inp_len)
         )
         ancestors = ops.zeros((batch_size, beam_size, 0), "int32")
-        return DecoderState(tuple(layer.init_state(enc_output) for layer in self.dec_layers), padding_mask, ancestors)
+        layers = tuple(layer.init_state(enc_output, room) for layer in self.dec_layers)
+        return DecoderState(layers, padding_mask, ancestors)
 
-    def step(self, tokens, parents, state, fused_weights):
+    def step(self, tokens, parents, state, fused_weights, place=None):
         """One token of each hypothesis to its vector, (batch * beam_size, d_model), and the state with it.
 
         Args:
@@ -237,17 +242,21 @@ class Decoder(Stack):
             parents: the slot of the hypothesis before that each of them goes on from, (batch, beam_size).
             state: the state before.
             fused_weights: `MultiHeadAttention.fused_weights` of each layer's mha1.
+            place: how many tokens there were before, for a state with room.
         """
         batch_size, beam_size = ops.shape(tokens)
-        tar_len = ops.shape(state.ancestors)[2]
+        tar_len = ops.shape(state.ancestors)[2] if place is None else place
         alone = tokens.shape[1] == 1
         slots = ops.arange(beam_size, dtype="int32")
         ancestors = state.ancestors
         if not alone:
             rows = ops.arange(batch_size, dtype="int32")[:, None] * beam_size + parents
             ancestors = ops.take(ops.reshape(ancestors, (batch_size * beam_size, tar_len)), rows, 0)
-        ancestors = ops.concatenate([ancestors, ops.broadcast_to(slots[:, None], (batch_size, beam_size, 1))], 2)
         mask = None
+        if place is None:
+            ancestors = ops.concatenate([ancestors, ops.broadcast_to(slots[:, None], (batch_size, beam_size, 1))], 2)
+        else:
+            mask = ops.arange(ops.shape(state.layers[0].values)[1], dtype="int32") > place
         if not alone:
             others = ops.not_equal(ancestors[..., None], slots)  # (batch, beam_size, tar_len + 1, beam_size)
             others = ops.reshape(others, (batch_size, 1, beam_size, (tar_len + 1) * beam_size))
@@ -255,7 +264,7 @@ class Decoder(Stack):
         x = self.look_up(ops.reshape(tokens, (batch_size * beam_size, 1)), tar_len)[:, 0]
         layers = []
         for layer, layer_state, weights in zip(self.dec_layers, state.layers, fused_weights, strict=True):
-            x, layer_state = layer.step(x, layer_state, mask, state.padding_mask, beam_size, weights)
+            x, layer_state = layer.step(x, layer_state, mask, state.padding_mask, beam_size, weights, place)
             layers.append(layer_state)
         return self.normalize(x), DecoderState(tuple(layers), state.padding_mask, ancestors)
 
@@ -375,14 +384,16 @@ class Transformer(ExplicitCall, keras.Model):
         """Decoder input ids and the encoder's output to vectors (batch, tar_len, d_model) and attention weights."""
         return self.decoder(tar, enc_output, training, look_ahead_mask, dec_padding_mask)
 
-    def init_state(self, enc_output, dec_padding_mask, beam_size=1) -> DecoderState:
+    def init_state(self, enc_output, dec_padding_mask, beam_size=1, room=None) -> DecoderState:
         """What `step` keeps between two tokens, before the first, for `beam_size` hypotheses of each source.
 
         Args:
             enc_output: of `encode`, (batch, inp_len, d_model).
             dec_padding_mask: the source's padding, broadcast to (batch, num_heads, beam_size, inp_len); 1 = blocked.
+            room: the most tokens there will be, for a state that keeps its shapes, as XLA wants it; of a beam of one.
+                None for one that grows, which costs less.
         """
-        return self.decoder.init_state(enc_output, dec_padding_mask, beam_size)
+        return self.decoder.init_state(enc_output, dec_padding_mask, beam_size, room)
 
     def step_weights(self):
         """The weights that `step` multiplies by in another layout than theirs, to be made once and not at each token.
@@ -394,7 +405,7 @@ class Transformer(ExplicitCall, keras.Model):
         fused = tuple(layer.mha1.fused_weights() for layer in self.decoder.dec_layers)
         return fused, self.projection()[:1] if self.share_embeddings else ()
 
-    def step(self, tokens, parents, state, step_weights=None):
+    def step(self, tokens, parents, state, step_weights=None, place=None):
         """One token of each hypothesis: the logits of the next, at the cost of one token.
 
         The same numbers as `decode` and `project` of the whole give, which look at everything again.
@@ -405,13 +416,14 @@ class Transformer(ExplicitCall, keras.Model):
                 it is not looked at.
             state: of `init_state`, or of the step before.
             step_weights: what the method of that name gives; None to make them here.
+            place: how many tokens there were before, for a state with room.
 
         Returns:
             logits: (batch, beam_size, target_vocab_size), float32 under mixed precision too.
             state: with this token.
         """
         fused, projection = step_weights or self.step_weights()
-        x, state = self.decoder.step(tokens, parents, state, fused)
+        x, state = self.decoder.step(tokens, parents, state, fused, place)
         logits = self.project(x, *projection)
         return ops.reshape(logits, (*ops.shape(tokens), self.target_vocab_size)), state
 

@@ -1,16 +1,18 @@
 """A model and its tokenizers as graph functions, from strings to strings."""
 
+import keras
 import tensorflow as tf
 
 from keras_transformer.config import DecodingSettings
 from keras_transformer.data.tokenizer import Tokenizers
-from keras_transformer.decoding import Limits, beam_search, greedy, length_norm, sample
+from keras_transformer.decoding import Hypotheses, Limits, beam_search, greedy, greedy_alone, length_norm, sample
 from keras_transformer.errors import DataError, UsageError
 from keras_transformer.ids import PAD, START
 from keras_transformer.masks import create_masks, create_padding_mask
 from keras_transformer.model import Transformer
 
 RESULTS = ("text", "log_prob", "score")  # of a served text
+SHORTEST = 16  # pieces: a source that goes alone is compiled at this length, at twice this, and so on
 BLANK = r"[\s\p{Z}\x{85}\x{1c}-\x{1f}]*"  # what Python's str.isspace calls blank
 
 
@@ -30,11 +32,12 @@ class TranslatorModule(tf.Module):
         serve: encode and decode: `text`, strings (batch,), to the best {"text", "log_prob", "score"}, (batch,) each.
         serve_n_best: the same to the n best, (batch, n) each: `n_best` of the settings, or all that a beam has.
         serve_options: as `serve`, with a length_penalty, max_length and min_length; by default the settings'.
+        serve_alone: as `serve`, for one text, (1,), by a search that XLA compiles; only if `compiled`, and greedy.
         update: no graph function; takes over the weights that the model has now, of which some lie here in another
             layout or precision.
     """
 
-    def __init__(self, model: Transformer, tokenizers: Tokenizers, decoding: DecodingSettings):
+    def __init__(self, model: Transformer, tokenizers: Tokenizers, decoding: DecodingSettings, compiled: bool = False):
         super().__init__()
         sizes = len(tokenizers.source.pieces), len(tokenizers.target.pieces)
         if sizes != (model.input_vocab_size, model.target_vocab_size):
@@ -44,9 +47,13 @@ class TranslatorModule(tf.Module):
             )
         if decoding.precision == "int8":
             raise UsageError("decoding.precision int8: `export --format ctranslate2` makes such weights of a run")
+        if compiled and (decoding.method != "beam" or decoding.beam_size > 1 or decoding.no_repeat_ngram):
+            raise UsageError("a compiled search is greedy: decoding.beam_size 1, and no no_repeat_ngram")
         forbidden = forbidden_ids(decoding, tokenizers)
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
+        if compiled:
+            self.compiled_search = CompiledSearch(model, decoding, forbidden, step_weights)
 
         def encode(text):
             text = tf.where(tf.strings.regex_full_match(text, BLANK), "", text)
@@ -67,6 +74,9 @@ class TranslatorModule(tf.Module):
                 found = greedy(step, state, limits)
             else:
                 found = beam_search(step, state, limits, decoding.beam_size, n_best, norm, decoding.patience)
+            return describe(found, norm)
+
+        def describe(found, norm):
             ids, log_prob = found
             batch, n, longest = tf.unstack(tf.shape(ids))
             text = tf.reshape(tokenizers.target.decode(tf.reshape(ids, (batch * n, longest))), (batch, n))
@@ -109,10 +119,14 @@ class TranslatorModule(tf.Module):
                 # Not ensure_shape, from which TensorFlow's optimizer infers that it is so in the other branch as well.
                 alone = tf.reshape(inp, (1, -1))
                 most, fewest = length_limits(alone, decoding, model.pe_target)
-                fewest = fewest if decoding.min_length or decoding.min_length_factor else None
+                fewest = fewest if has_minimum(decoding) else None
                 return best(find(alone, *unforced(alone), most, fewest, decoding.length_penalty))
 
             return tf.cond(tf.shape(inp)[0] == 1, one, lambda: best(self.decode(inp, *unforced(inp))))
+
+        def serve_alone(text):
+            found = self.compiled_search(tf.reshape(self.encode(text)[0].to_tensor(), (1, -1)))
+            return best(describe(found, length_norm(decoding.length_norm, decoding.length_penalty)))
 
         def serve_n_best(text):
             inp = self.encode(text)[0].to_tensor()
@@ -140,6 +154,8 @@ class TranslatorModule(tf.Module):
             if model is not original:
                 copy_variables(original, model)
             tf.nest.map_structure(lambda old, new: old.assign(new), step_weights, model.step_weights())
+            if compiled:
+                self.compiled_search.update()
 
         self.tokenizers = list(tokenizers)
         # SavedModel does not look into Keras's lists.
@@ -156,6 +172,8 @@ class TranslatorModule(tf.Module):
         self.pieces = graph(pieces)
         self.serve = graph(serve, strings)
         self.serve_n_best = graph(serve_n_best, strings)
+        if compiled:
+            self.serve_alone = graph(serve_alone, tf.TensorSpec((1,), tf.string, "text"))
         # Of any rank: TensorFlow Serving's row format has a value for each text, its column format one for all.
         options = tf.TensorSpec(None, tf.float32), tf.TensorSpec(None, tf.int32), tf.TensorSpec(None, tf.int32)
         self.serve_options = graph(serve_options, strings, *options)
@@ -175,16 +193,76 @@ def forbidden_ids(decoding: DecodingSettings, tokenizers: Tokenizers) -> list[in
     return [id_of[piece] for piece in decoding.forbidden]
 
 
-def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weights):
+def begin_decoding(model: Transformer, inp: tf.Tensor, beam_size: int, step_weights, room=None):
     """The step function and its first state, as `decoding` takes them, for source ids (batch, inp_len).
 
     Args:
         step_weights: variables or tensors as `Transformer.step_weights` gives them.
+        room: of `Transformer.init_state`.
     """
     padding_mask = create_padding_mask(inp)
-    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size)
+    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, beam_size, room)
     weights = tf.nest.map_structure(tf.convert_to_tensor, step_weights)  # read once, not at each token
-    return lambda tokens, parents, state: model.step(tokens, parents, state, weights), state
+
+    def step(tokens, parents, state, place=None):
+        return model.step(tokens, parents, state, weights, place)
+
+    return step, state
+
+
+class CompiledSearch(tf.Module):
+    """Greedy search of one source, which XLA compiles for each length that sources are padded to.
+
+    Args:
+        forbidden: target ids that are never emitted.
+        step_weights: of `begin_decoding`.
+
+    Attributes:
+        lengths: those, in pieces: powers of two, and the longest that the model takes.
+    """
+
+    def __init__(self, model: Transformer, decoding: DecodingSettings, forbidden: list[int], step_weights):
+        super().__init__()
+        vectors = [variable for variable in model.variables if len(variable.shape) == 1 and "float" in variable.dtype]
+        # Each variable costs two microseconds a call, and most are vectors: they lie here as one.
+        self.packed = tf.Variable(concatenated(vectors))
+        self.lengths = compiled_lengths(model.pe_input)
+
+        def find(inp):
+            most, fewest = length_limits(inp, decoding, model.pe_target)
+            limits = Limits(most, fewest if has_minimum(decoding) else None, None, forbidden)
+            # Of the shape alone: of what is in a shape in any other way, XLA makes a constant, and compiles for each.
+            room, _ = length_bounds(tf.shape(inp)[1], decoding, model.pe_target)
+            parts = tf.split(self.packed, [vector.shape[0] for vector in vectors])
+            with keras.StatelessScope(list(zip(vectors, parts, strict=True))):
+                step, state = begin_decoding(model, inp, 1, step_weights, room)
+                return greedy_alone(step, state, limits, room)
+
+        signature = [tf.TensorSpec((1, None), tf.int32, "inp")]
+        self.find = tf.function(find, signature, autograph=False, jit_compile=True)
+        self.update = lambda: self.packed.assign(concatenated(vectors))
+
+    def __call__(self, inp: tf.Tensor) -> Hypotheses:
+        """Source ids (1, inp_len) to one hypothesis."""
+        length, lengths = tf.shape(inp)[1], tf.constant(self.lengths)
+        padding = tf.reduce_min(tf.where(lengths < length, lengths[-1], lengths)) - length
+        return Hypotheses(*self.find(tf.pad(inp, [[0, 0], [0, padding]])))
+
+
+def compiled_lengths(longest: int) -> list[int]:
+    """Powers of two from SHORTEST on, while they are less than the longest, and that."""
+    lengths = [SHORTEST]
+    while lengths[-1] < longest:
+        lengths.append(2 * lengths[-1])
+    return [*lengths[:-1], longest]
+
+
+def concatenated(vectors) -> tf.Tensor:
+    return tf.concat([vector.value for vector in vectors], 0)
+
+
+def has_minimum(decoding: DecodingSettings) -> bool:
+    return decoding.min_length > 0 or decoding.min_length_factor > 0
 
 
 def the_one(value: tf.Tensor, least: int = 0) -> tf.Tensor:
@@ -227,11 +305,18 @@ def length_limits(inp: tf.Tensor, decoding: DecodingSettings, table: int, longes
         longest, shortest: what stands for the settings' max_length and min_length; None for these themselves.
     """
     lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
+    most, fewest = length_bounds(lengths, decoding, table, longest, shortest)
+    # A source of the end token alone is a blank line.
+    most = tf.where(lengths > 1, most, 0)
+    return most, tf.minimum(fewest, most)
+
+
+def length_bounds(lengths: tf.Tensor, decoding: DecodingSettings, table: int, longest=None, shortest=None):
+    """As `length_limits`, from the lengths themselves, of which no source is blank."""
     source = tf.cast(lengths, tf.float32)
     longest = decoding.max_length if longest is None else longest
     shortest = decoding.min_length if shortest is None else shortest
     limit = tf.cast(table if longest is None else tf.minimum(table, longest), tf.float32)
     most = tf.clip_by_value(source * decoding.max_length_factor + decoding.max_length_extra, 1.0, limit)
     fewest = tf.clip_by_value(tf.math.ceil(source * decoding.min_length_factor), tf.cast(shortest, tf.float32), limit)
-    # A source of the end token alone is a blank line.
-    return tf.where(lengths > 1, tf.cast(most, tf.int32), 0), tf.cast(tf.minimum(fewest, most), tf.int32)
+    return tf.cast(most, tf.int32), tf.cast(tf.minimum(fewest, most), tf.int32)

@@ -128,13 +128,15 @@ def serve(
     check("tiny", run, file)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for kind in ("saved_model", "ctranslate2"):
-            export = [sys.executable, "-m", "keras_transformer", "export", run, folder / kind, "--format", kind]
+        kinds = {"saved_model": [], "compiled": ["--compiled"], "ctranslate2": ["--format", "ctranslate2"]}
+        for kind, options in kinds.items():
+            export = [sys.executable, "-m", "keras_transformer", "export", run, folder / kind, *options]
             subprocess.run([*export, "--beam-size", "1"], check=True)
         own, environment = [sys.executable, __file__, "own-serve"], {"TF_ENABLE_ONEDNN_OPTS": "0"}
         commands = {
             "SavedModel, a core": ([*own, str(folder / "saved_model"), "--threads", "1"], environment),
             "SavedModel": ([*own, str(folder / "saved_model"), "--threads", "0"], environment),
+            "SavedModel, compiled, a core": ([*own, str(folder / "compiled"), "--threads", "1"], environment),
             "translate": ([*own, str(run)], environment),
             "CTranslate2, a core": ([*own, str(folder / "ctranslate2"), "--threads", "1"], {}),
             "CTranslate2": ([*own, str(folder / "ctranslate2"), "--threads", "0"], {}),
@@ -166,10 +168,12 @@ def own_serve(file: Path, folder: Path, words: int = 13, seconds: float = 8, thr
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(threads)  # 1: two texts at a time share a core
-        signature = tf.saved_model.load(folder).signatures["serving_default"]
+        signatures = tf.saved_model.load(folder).signatures
+        together_by, alone_by = signatures["serving_default"], signatures.get("alone", signatures["serving_default"])
         cores = len(os.sched_getaffinity(0))
 
         def translate(texts):
+            signature = alone_by if len(texts) == 1 else together_by
             return signature(text=tf.constant(texts))["text"].numpy()
     else:
         import tensorflow as tf

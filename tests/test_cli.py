@@ -127,6 +127,7 @@ BAD_INPUT = [
     (None, ["evaluate", ".", "de.txt", "en.txt"], 1, ["settings.yaml"]),
     (("en.txt", b"A\nB\nC\n"), ["evaluate", ".", "de.txt", "en.txt"], 1, ["4 lines", "3"]),
     (None, ["export", ".", "out"], 1, ["settings.yaml"]),
+    (None, ["export", ".", "out", "--compiled", "--format", "marian"], 2, ["--compiled", "marian"]),
     (None, ["settings", "--preset", "bas"], 2, ["bas", "did you mean 'base'"]),
     (None, ["translate", ".", "--beam-size", "2"], 1, ["settings.yaml"]),
     (None, ["translate", ".", "--set", "model.rate=0.5"], 2, ["decoding.NAME=VALUE", "model.rate"]),

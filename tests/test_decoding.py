@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import Limits, beam_search, best_tokens, greedy, length_norm, repeating, sample
+from keras_transformer.decoding import (
+    Limits,
+    beam_search,
+    best_tokens,
+    greedy,
+    greedy_alone,
+    length_norm,
+    repeating,
+    sample,
+)
 from keras_transformer.ids import END, PAD, START, UNK
 
 A = 4  # the first id that is a piece
@@ -126,6 +135,30 @@ def test_an_empty_batch_gives_nothing():
     )
     for hypotheses in nothing:
         assert hypotheses.ids.shape[0] == 0 and hypotheses.log_probs.shape[0] == 0
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "limits",
+    [limit(4), limit(2), limit(0), limit(4, min_lengths=tf.constant([3])), limit(4, forbidden=[A])]
+    + [limit(4, min_lengths=tf.constant([3]), forbidden=[UNK, A])],
+    ids=["long", "short", "none", "minimum", "forbidden", "nothing allowed"],
+)
+def test_greedy_of_one_row_in_tensors_that_keep_their_shapes(rng, jit_compile, limits):
+    """Against `greedy`, for twenty models."""
+    for _ in range(20):
+        step, _ = random_step(rng)
+        state = tf.constant([[0]])
+        expected = greedy(step, state, limits)
+
+        def alone(step=step, state=state):
+            return greedy_alone(lambda tokens, parents, state, place: step(tokens, parents, state), state, limits, 6)
+
+        ids, log_probs = tf.function(alone, jit_compile=jit_compile)()
+        assert ids.shape == (1, 1, 6)
+        np.testing.assert_array_equal(ids[:, :, : expected.ids.shape[2]], expected.ids)
+        np.testing.assert_array_equal(ids[:, :, expected.ids.shape[2] :], PAD)
+        np.testing.assert_allclose(log_probs, expected.log_probs, atol=1e-5)
 
 
 # Beam search

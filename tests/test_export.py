@@ -93,6 +93,20 @@ def test_a_text_alone_is_translated_as_among_others(run, tmp_path, decoding):
         np.testing.assert_allclose(alone["score"][0], together["score"][row], atol=1e-5)
 
 
+def test_a_compiled_signature_takes_one_text(run, tmp_path):
+    """In a bare process, as the search that is not compiled; the card says which texts it is compiled for."""
+    decoding = DecodingSettings(beam_size=1)
+    export_saved_model(run, tmp_path / "out", decoding, compiled=True)
+    expected = Translator.load(run, decoding).translate(LINES[:2])
+    code = BARE.replace("serving_default", "alone")
+    for line, text in zip(LINES, expected, strict=False):
+        command = [sys.executable, "-c", code, tmp_path / "out"]
+        result = subprocess.run(command, input=json.dumps([line]), capture_output=True, text=True, check=True)
+        assert json.loads(result.stdout.splitlines()[-1])[0] == [text]
+    assert "of up to 16, 20\npieces" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert Translator.load(tmp_path / "out").translate(LINES[:2]) == expected
+
+
 def test_invalid_bytes_are_read_as_the_replacement_character(saved_model):
     serve = tf.saved_model.load(saved_model).signatures["serving_default"]
     texts = serve(text=tf.constant([b"a \xff dog", "a \ufffd dog"]))["text"].numpy()

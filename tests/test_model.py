@@ -299,6 +299,25 @@ def test_a_step_is_the_last_row_of_the_whole(tiny, rng, beam_size, changes, dtyp
             np.testing.assert_allclose(logits[:, slot], whole, atol=tolerance)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_state_with_room_keeps_its_shapes_and_gives_the_same(tiny, rng, jit_compile):
+    """Against a state that grows: two sources, five tokens, room for nine."""
+    model = tiny()
+    inp = np.array([[5, 6, 7, 3], [9, 3, 0, 0]], "int32")
+    tokens = rng.integers(4, 40, (5, 2, 1)).astype("int32")
+    model((inp, tokens[:, :, 0].T))
+    padding_mask = create_padding_mask(inp)
+    state = model.init_state(model.encode(inp, False, padding_mask), padding_mask, room=9)
+    shapes = [tensor.shape for tensor in tf.nest.flatten(state)]
+    step = tf.function(model.step, jit_compile=jit_compile)
+    for place, (newest, (expected, _)) in enumerate(
+        zip(tokens, run_steps(model, inp, tokens, np.zeros_like(tokens)), strict=True)
+    ):
+        logits, state = step(tf.constant(newest), tf.zeros_like(newest), state, place=tf.constant(place))
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+        assert [tensor.shape for tensor in tf.nest.flatten(state)] == shapes
+
+
 def test_the_beams_of_a_source_attend_to_that_source(tiny, rng):
     """Sources of 3 and 9 tokens, beam 3; swapped, the logits are swapped, and a source alone gives the same.
 

@@ -16,7 +16,7 @@ from keras_transformer.errors import DataError, UsageError
 from keras_transformer.masks import create_masks
 from keras_transformer.model import Transformer
 from keras_transformer.translator import Translator
-from keras_transformer.translator_module import TranslatorModule
+from keras_transformer.translator_module import TranslatorModule, compiled_lengths
 
 
 def test_is_the_greedy_search_of_the_whole_model():
@@ -82,7 +82,8 @@ def test_bfloat16_is_close_to_float32():
 def test_update_takes_over_new_weights():
     """The weights that lie in the module in another layout or precision follow the model's."""
     for decoding in (GREEDY, GREEDY.model_copy(update={"precision": "bfloat16"})):
-        module, model, _ = make_module(decoding=decoding)
+        _, model, tokenizer = make_module(decoding=decoding)
+        module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding, compiled=True)
         translator = Translator(module, decoding)
         before = translator.translate(LINES)
         for variable in model.trainable_variables:
@@ -91,6 +92,41 @@ def test_update_takes_over_new_weights():
         after = translator.translate(LINES)
         made_anew = TranslatorModule(model, Tokenizers(*module.tokenizers), decoding)
         assert after != before and after == Translator(made_anew, decoding).translate(LINES)
+        assert [module.serve_alone(tf.constant([line]))["text"][0].numpy().decode() for line in LINES] == after
+
+
+def test_a_compiled_search_gives_what_the_other_gives():
+    """Greedy, one text, at each of the lengths it is padded to; the shortest output, the longest, and a blank line."""
+    for changes in ({}, {"min_length": 4, "forbidden": ("▁dogs",)}, {"max_length_factor": 0.5, "max_length_extra": 1}):
+        decoding = GREEDY.model_copy(update=changes)
+        _, model, tokenizer = make_module(decoding=decoding)
+        module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding, compiled=True)
+        assert module.compiled_search.lengths == [16, 20]
+        for line in [*LINES, " ", "the cat sees the dogs and the cat sees", "dogs " * 100]:
+            found, expected = module.serve_alone(tf.constant([line])), module.serve(tf.constant([line]))
+            assert found["text"] == expected["text"]
+            for name in ("log_prob", "score"):
+                np.testing.assert_allclose(found[name], expected[name], atol=1e-4)
+    assert compiled_lengths(256) == [16, 32, 64, 128, 256] and compiled_lengths(10) == [10]
+
+
+def test_xla_compiles_once_for_all_texts_of_a_length():
+    """What XLA takes for a constant, such as a maximum computed from the text, it would compile for each text."""
+    _, model, tokenizer = make_module(decoding=GREEDY)
+    search = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), GREEDY, compiled=True).compiled_search
+    programs = {
+        search.find.experimental_get_compiler_ir(tf.constant([[length, 3] + [0] * 14]))(stage="hlo")
+        for length in (4, 5, 9)
+    }
+    assert len(programs) == 1 and "s32[1,16]{1,0} parameter(0)" in programs.pop()
+
+
+def test_only_greedy_search_is_compiled():
+    for changes in ({"beam_size": 4}, {"method": "sample"}, {"no_repeat_ngram": 3}):
+        decoding = GREEDY.model_copy(update=changes)
+        _, model, tokenizer = make_module(decoding=decoding)
+        with pytest.raises(UsageError, match="a compiled search is greedy"):
+            TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding, compiled=True)
 
 
 def test_one_trace_for_all_lengths():

@@ -31,28 +31,45 @@ TensorFlow Serving answers at `/v1/models/NAME:predict`, text by text or all tog
 ```
 """
 WARM_UP = (1, 8)  # texts in a request
+ALONE = """
+`alone` takes one text, and answers sooner. XLA compiles it, some seconds each time, for the first text of up to {}
+pieces; TensorFlow Serving does so with `--xla_cpu_compilation_enabled=true`.
+
+```python
+model.signatures["alone"](text=tf.constant(["..."]))
+```
+"""
 log = logging.getLogger(__name__)
 
 
-def export_saved_model(run_dir: Path, out: Path, decoding: DecodingSettings | None = None) -> None:
+def export_saved_model(
+    run_dir: Path, out: Path, decoding: DecodingSettings | None = None, compiled: bool = False
+) -> None:
     """Write the best model of a run and its tokenizers to the folder `out`, whole or not at all.
 
-    Its signatures are TranslatorModule's serve (serving_default), serve_n_best (n_best) and serve_options (options).
+    Its signatures are TranslatorModule's serve (serving_default), serve_n_best (n_best), serve_options (options) and,
+    if it is to be compiled, serve_alone (alone).
     The settings lie in assets.extra, which TensorFlow leaves alone, and where tensorflow-serving-api is installed, the
     requests with which TensorFlow Serving warms up.
 
     Args:
         decoding: how it is to search; None for the run's own settings.
+        compiled: whether to have a search of one text, too, that XLA compiles. It must be greedy.
 
     Raises:
         DataError: `run_dir` is no run folder, or has no model yet.
+        UsageError: `decoding` is not what there is.
     """
     settings = run_settings(run_dir)
     settings = settings.model_copy(update={"decoding": decoding or settings.decoding})
     model, tokenizers = load_run(run_dir)
-    card = make_card(run_dir, settings, USAGE)
-    module = TranslatorModule(model, tokenizers, settings.decoding)
+    module = TranslatorModule(model, tokenizers, settings.decoding, compiled)
     signatures = {"serving_default": module.serve, "n_best": module.serve_n_best, "options": module.serve_options}
+    usage = USAGE
+    if compiled:
+        signatures["alone"] = module.serve_alone
+        usage += ALONE.format(", ".join(map(str, module.compiled_search.lengths)))
+    card = make_card(run_dir, settings, usage)
     with whole(out) as beside:
         tf.saved_model.save(module, beside, signatures=signatures)
         (beside / "assets.extra").mkdir()
