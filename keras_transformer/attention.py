@@ -125,7 +125,8 @@ class MultiHeadAttention(ExplicitCall, keras.layers.Layer):
         Args:
             x: (batch * beam_size, d_model).
             keys, values: of the tokens before, (batch, num_heads, tar_len * beam_size, depth).
-            mask: broadcast to (batch, num_heads, beam_size, (tar_len + 1) * beam_size); 1 = blocked.
+            mask: broadcast to (batch, num_heads, beam_size, (tar_len + 1) * beam_size), with a place (..., room); 1 =
+                blocked.
             fused_weights: what the method of that name gives.
             place: how many tokens were before, if keys and values have room for those to come, of a beam of one: (batch
                 * num_heads, depth, room) and (batch * num_heads, room, depth), in which XLA writes without a copy.

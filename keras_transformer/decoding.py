@@ -271,11 +271,11 @@ def greedy(step: Step, state: Any, limits: Limits) -> Hypotheses:
     return one_by_one(step, state, limits, 1, lambda log_probs, x: tf.argmax(log_probs, -1, tf.int32))
 
 
-def greedy_alone(step: Step, state: Any, limits: Limits, room: int | tf.Tensor) -> Hypotheses:
+def greedy_alone(step: Callable, state: Any, limits: Limits, room: int | tf.Tensor) -> Hypotheses:
     """`greedy` of one row in tensors that keep their shapes, as XLA wants them.
 
     Args:
-        step: a step function whose states keep their shapes, too; its last argument is how many tokens were before.
+        step: a step function with one more argument, how many tokens were before, whose states keep their shapes, too.
         limits: without prefix and no_repeat_ngram.
         room: the length of the ids that come out, at least the row's maximum.
     """

@@ -203,7 +203,7 @@ class DecoderLayer(ResidualLayer):
 
         Args:
             mask: broadcast to (batch, num_heads, beam_size, (tar_len + 1) * beam_size); 1 = blocked, such as the
-                tokens of another hypothesis.
+                tokens of another hypothesis. With a place (..., room), and those to come are blocked.
             padding_mask: the source's padding, broadcast to (batch, num_heads, beam_size, inp_len); 1 = blocked.
             fused_weights: of mha1, `MultiHeadAttention.fused_weights`.
             place: how many tokens there were before, for a state with room.

@@ -152,7 +152,7 @@ class Encoder(Stack):
 
 
 class DecoderState(NamedTuple):
-    """What the decoder keeps between two tokens; every tensor has the batch first.
+    """What the decoder keeps between two tokens; every tensor has the batch first, but for keys and values with room.
 
     layers: a LayerState for each layer.
     padding_mask: the source's, (batch, num_heads, beam_size, inp_len), True = blocked.

@@ -32,7 +32,7 @@ class TranslatorModule(tf.Module):
         serve: encode and decode: `text`, strings (batch,), to the best {"text", "log_prob", "score"}, (batch,) each.
         serve_n_best: the same to the n best, (batch, n) each: `n_best` of the settings, or all that a beam has.
         serve_options: as `serve`, with a length_penalty, max_length and min_length; by default the settings'.
-        serve_alone: as `serve`, for one text, (1,), by a search that XLA compiles; only if `compiled`, and greedy.
+        serve_alone: as `serve`, of one text, (1,), by a CompiledSearch; only if `compiled`.
         update: no graph function; takes over the weights that the model has now, of which some lie here in another
             layout or precision.
     """
@@ -48,7 +48,7 @@ class TranslatorModule(tf.Module):
         if decoding.precision == "int8":
             raise UsageError("decoding.precision int8: `export --format ctranslate2` makes such weights of a run")
         if compiled and (decoding.method != "beam" or decoding.beam_size > 1 or decoding.no_repeat_ngram):
-            raise UsageError("a compiled search is greedy: decoding.beam_size 1, and no no_repeat_ngram")
+            raise UsageError("a compiled search is greedy: method beam, beam_size 1, no_repeat_ngram 0")
         forbidden = forbidden_ids(decoding, tokenizers)
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
@@ -125,7 +125,11 @@ class TranslatorModule(tf.Module):
             return tf.cond(tf.shape(inp)[0] == 1, one, lambda: best(self.decode(inp, *unforced(inp))))
 
         def serve_alone(text):
-            found = self.compiled_search(tf.reshape(self.encode(text)[0].to_tensor(), (1, -1)))
+            # Of any number, and checked here: a loaded signature takes two for (1,), and makes one text of them.
+            count = tf.size(text)
+            with tf.control_dependencies([tf.debugging.Assert(count == 1, ["alone takes one text, got", count])]):
+                inp = self.encode(tf.identity(text))[0].to_tensor()
+            found = self.compiled_search(tf.reshape(inp, (1, -1)))
             return best(describe(found, length_norm(decoding.length_norm, decoding.length_penalty)))
 
         def serve_n_best(text):
@@ -173,7 +177,7 @@ class TranslatorModule(tf.Module):
         self.serve = graph(serve, strings)
         self.serve_n_best = graph(serve_n_best, strings)
         if compiled:
-            self.serve_alone = graph(serve_alone, tf.TensorSpec((1,), tf.string, "text"))
+            self.serve_alone = graph(serve_alone, strings)
         # Of any rank: TensorFlow Serving's row format has a value for each text, its column format one for all.
         options = tf.TensorSpec(None, tf.float32), tf.TensorSpec(None, tf.int32), tf.TensorSpec(None, tf.int32)
         self.serve_options = graph(serve_options, strings, *options)
@@ -218,13 +222,14 @@ class CompiledSearch(tf.Module):
         step_weights: of `begin_decoding`.
 
     Attributes:
-        lengths: those, in pieces: powers of two, and the longest that the model takes.
+        lengths: what sources are padded to, in pieces: powers of two, and the longest that the model takes.
+        update: takes over the model's weights; step_weights are the caller's.
     """
 
     def __init__(self, model: Transformer, decoding: DecodingSettings, forbidden: list[int], step_weights):
         super().__init__()
         vectors = [variable for variable in model.variables if len(variable.shape) == 1 and "float" in variable.dtype]
-        # Each variable costs two microseconds a call, and most are vectors: they lie here as one.
+        # Each variable costs time at each call, and most are vectors: they lie here as one, but for dropout's seeds.
         self.packed = tf.Variable(concatenated(vectors))
         self.lengths = compiled_lengths(model.pe_input)
 
@@ -246,7 +251,7 @@ class CompiledSearch(tf.Module):
         """Source ids (1, inp_len) to one hypothesis."""
         length, lengths = tf.shape(inp)[1], tf.constant(self.lengths)
         padding = tf.reduce_min(tf.where(lengths < length, lengths[-1], lengths)) - length
-        return Hypotheses(*self.find(tf.pad(inp, [[0, 0], [0, padding]])))
+        return self.find(tf.pad(inp, [[0, 0], [0, padding]]))
 
 
 def compiled_lengths(longest: int) -> list[int]:
@@ -307,12 +312,11 @@ def length_limits(inp: tf.Tensor, decoding: DecodingSettings, table: int, longes
     lengths = tf.math.count_nonzero(inp, axis=1, dtype=tf.int32)
     most, fewest = length_bounds(lengths, decoding, table, longest, shortest)
     # A source of the end token alone is a blank line.
-    most = tf.where(lengths > 1, most, 0)
-    return most, tf.minimum(fewest, most)
+    return tf.where(lengths > 1, most, 0), fewest
 
 
 def length_bounds(lengths: tf.Tensor, decoding: DecodingSettings, table: int, longest=None, shortest=None):
-    """As `length_limits`, from the lengths themselves, of which no source is blank."""
+    """As `length_limits`, from the sources' numbers of tokens, of any shape; a blank one is as any other."""
     source = tf.cast(lengths, tf.float32)
     longest = decoding.max_length if longest is None else longest
     shortest = decoding.min_length if shortest is None else shortest

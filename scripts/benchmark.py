@@ -123,7 +123,8 @@ def serve(
 ) -> None:
     """Exports of RUN from text to text, greedy: one sentence alone, and sentences 64 together.
 
-    The SavedModel, the run itself, and CTranslate2 in float32 with SentencePiece, on one core and on all for a text.
+    The SavedModel, its signature that is compiled for a text alone, the run itself, and CTranslate2 in float32 with
+    SentencePiece, on one core and on all for a text.
     """
     check("tiny", run, file)
     with tempfile.TemporaryDirectory() as temporary:

@@ -103,6 +103,10 @@ def test_a_compiled_signature_takes_one_text(run, tmp_path):
         command = [sys.executable, "-c", code, tmp_path / "out"]
         result = subprocess.run(command, input=json.dumps([line]), capture_output=True, text=True, check=True)
         assert json.loads(result.stdout.splitlines()[-1])[0] == [text]
+    alone = load(tmp_path / "out").signatures["alone"]
+    for count in (0, 2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"alone takes one text, got.*{count}"):
+            alone(text=tf.constant(LINES[:count], tf.string))
     assert "of up to 16, 20\npieces" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert Translator.load(tmp_path / "out").translate(LINES[:2]) == expected
 

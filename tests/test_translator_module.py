@@ -97,7 +97,7 @@ def test_update_takes_over_new_weights():
 
 def test_a_compiled_search_gives_what_the_other_gives():
     """Greedy, one text, at each of the lengths it is padded to; the shortest output, the longest, and a blank line."""
-    for changes in ({}, {"min_length": 4, "forbidden": ("▁dogs",)}, {"max_length_factor": 0.5, "max_length_extra": 1}):
+    for changes in ({"min_length": 4, "forbidden": ("▁dogs",)}, {"max_length_factor": 0.5, "max_length_extra": 1}):
         decoding = GREEDY.model_copy(update=changes)
         _, model, tokenizer = make_module(decoding=decoding)
         module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding, compiled=True)
@@ -110,13 +110,29 @@ def test_a_compiled_search_gives_what_the_other_gives():
     assert compiled_lengths(256) == [16, 32, 64, 128, 256] and compiled_lengths(10) == [10]
 
 
+def test_a_compiled_search_of_a_model_with_one_embedding():
+    """Its projection is made once, outside; it has a bias, and normalises at the end."""
+    _, plain, tokenizer = make_module()
+    changes = {"share_embeddings": True, "output_bias": True, "norm": "pre", "pe_input": 16}
+    model = Transformer.from_config({**plain.get_config(), **changes})
+    model.build((None, None), (None, None))
+    model.final_bias.assign(keras.random.normal(model.final_bias.shape, seed=4))
+    module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), GREEDY, compiled=True)
+    for line in [*LINES, "dogs " * 100]:
+        found, expected = module.serve_alone(tf.constant([line])), module.serve(tf.constant([line]))
+        assert found["text"] == expected["text"]
+        np.testing.assert_allclose(found["log_prob"], expected["log_prob"], atol=1e-4)
+
+
 def test_xla_compiles_once_for_all_texts_of_a_length():
     """What XLA takes for a constant, such as a maximum computed from the text, it would compile for each text."""
     _, model, tokenizer = make_module(decoding=GREEDY)
     search = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), GREEDY, compiled=True).compiled_search
     programs = {
-        search.find.experimental_get_compiler_ir(tf.constant([[length, 3] + [0] * 14]))(stage="hlo")
-        for length in (4, 5, 9)
+        search.find.experimental_get_compiler_ir(tf.constant([[length] * length + [3] + [0] * (15 - length)]))(
+            stage="hlo"
+        )
+        for length in (1, 4, 9)
     }
     assert len(programs) == 1 and "s32[1,16]{1,0} parameter(0)" in programs.pop()
 

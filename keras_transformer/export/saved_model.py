@@ -54,11 +54,11 @@ def export_saved_model(
 
     Args:
         decoding: how it is to search; None for the run's own settings.
-        compiled: whether to have a search of one text, too, that XLA compiles. It must be greedy.
+        compiled: whether to have a search of one text, too, that XLA compiles; `decoding` must be greedy.
 
     Raises:
         DataError: `run_dir` is no run folder, or has no model yet.
-        UsageError: `decoding` is not what there is.
+        UsageError: `decoding` does not go with the model, or is not greedy and to be compiled.
     """
     settings = run_settings(run_dir)
     settings = settings.model_copy(update={"decoding": decoding or settings.decoding})
