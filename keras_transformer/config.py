@@ -288,16 +288,22 @@ def run_settings(folder: Path, changes: Sequence[str] = ()) -> Settings:
     """The settings of a run folder, or of the run that a SavedModel was exported from; `changes` as in load_settings.
 
     Raises:
-        DataError: the folder is neither.
+        DataError: the folder is neither, or the settings are not whole.
     """
+    path = folder / "settings.yaml"
     if (folder / "saved_model.pb").exists():
         path = folder / "assets.extra" / "settings.yaml"
         if not path.exists():
             raise DataError(f"{folder}: a SavedModel, but none that `keras-transformer export` wrote")
-        return load_settings(path, changes)
-    if not (folder / "settings.yaml").exists():
+    elif not path.exists() and (folder / "source.spm").exists():
+        raise DataError(f"{folder}: a Marian model; `keras-transformer import-marian` makes a run of it")
+    elif not path.exists():
         raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
-    return load_settings(folder / "settings.yaml", changes)
+    # Of what is missing, the defaults would be taken, and other text would come out.
+    missing = [section for section in Settings.model_fields if section not in load_settings(path).model_fields_set]
+    if missing:
+        raise DataError(f"{path}: damaged (it has no {missing[0]})")
+    return load_settings(path, changes)
 
 
 def settings_yaml(settings: Settings) -> str:

@@ -141,6 +141,8 @@ def import_marian(
     Raises:
         DataError: a file is missing or damaged, or the model is not a Transformer as it is here.
     """
+    if not (folder / "config.json").exists():
+        raise DataError(f"{folder}: no Marian model (it has no config.json)")
     config = read_json(folder / "config.json")
     check_supported(config, folder / "config.json")
     shared, tied = config.get("share_encoder_decoder_embeddings", True), config.get("tie_word_embeddings", True)
@@ -370,8 +372,9 @@ def export_marian(run_dir: Path, out: Path, decoding: DecodingSettings | None = 
     settings = settings.model_copy(update={"decoding": decoding})
     if decoding.length_norm != "average" and decoding.length_penalty:
         raise UsageError("decoding.length_norm gnmt: transformers divides by n^a alone (average)")
-    if decoding.method != "beam" or decoding.min_length_factor:
-        raise UsageError("decoding.method sample and min_length_factor: a Marian model's settings do not have them")
+    for name, value in {"method": "beam", "min_length_factor": 0}.items():
+        if getattr(decoding, name) != value:
+            raise UsageError(f"decoding.{name} {getattr(decoding, name)}: a Marian model's settings do not have it")
     if decoding.precision != "float32":
         raise UsageError(f"decoding.precision {decoding.precision}: a Marian model is float32")
     if settings.model.norm != "post":

@@ -48,7 +48,10 @@ class TranslatorModule(tf.Module):
         if decoding.precision == "int8":
             raise UsageError("decoding.precision int8: `export --format ctranslate2` makes such weights of a run")
         if compiled and (decoding.method != "beam" or decoding.beam_size > 1 or decoding.no_repeat_ngram):
-            raise UsageError("a compiled search is greedy: method beam, beam_size 1, no_repeat_ngram 0")
+            raise UsageError(
+                "a compiled search is greedy: method beam, beam_size 1, no_repeat_ngram 0; "
+                f"got {decoding.method}, {decoding.beam_size}, {decoding.no_repeat_ngram}"
+            )
         forbidden = forbidden_ids(decoding, tokenizers)
         original, model = model, model if decoding.precision == "float32" else cast_model(model, decoding.precision)
         step_weights = tf.nest.map_structure(tf.Variable, model.step_weights())
@@ -146,7 +149,8 @@ class TranslatorModule(tf.Module):
         own_maximum = tf.constant(decoding.max_length or model.pe_target)
 
         def serve_options(text, length_penalty=own_penalty, max_length=own_maximum, min_length=own_minimum):
-            alpha, longest, shortest = the_one(length_penalty), the_one(max_length, 1), the_one(min_length)
+            alpha = the_one(length_penalty, "length_penalty")
+            longest, shortest = the_one(max_length, "max_length", 1), the_one(min_length, "min_length")
             told = ["min_length must be at most max_length", shortest, longest]
             with tf.control_dependencies([tf.debugging.Assert(shortest <= longest, told)]):
                 longest = tf.identity(longest)
@@ -270,11 +274,11 @@ def has_minimum(decoding: DecodingSettings) -> bool:
     return decoding.min_length > 0 or decoding.min_length_factor > 0
 
 
-def the_one(value: tf.Tensor, least: int = 0) -> tf.Tensor:
+def the_one(value: tf.Tensor, name: str, least: int = 0) -> tf.Tensor:
     """The number that an option is, `least` or more, given once or once for each text, and then the same."""
     value = tf.reshape(value, [-1])
-    same = tf.debugging.Assert(tf.reduce_all(value == value[0]), ["an option must be the same for all texts", value])
-    valid = tf.debugging.Assert(value[0] >= least, [f"an option must be at least {least}", value])
+    same = tf.debugging.Assert(tf.reduce_all(value == value[0]), [f"{name} must be the same for all texts", value])
+    valid = tf.debugging.Assert(value[0] >= least, [f"{name} must be at least {least}", value])
     with tf.control_dependencies([same, valid]):
         return tf.identity(value[0])
 

@@ -410,7 +410,9 @@ def test_a_marian_model_goes_there_and_back(command, run, folder):
     code, _, err = command("import-marian", "marian", "again")
     assert code == 1 and err == "error: again is there already\n"
     code, _, err = command("import-marian", ".", "nothing")
-    assert code == 1 and err == "error: config.json: No such file or directory\n" and not Path("nothing").exists()
+    assert code == 1 and err == "error: .: no Marian model (it has no config.json)\n" and not Path("nothing").exists()
+    code, _, err = command("translate", "marian", "de.txt")
+    assert code == 1 and err == "error: marian: a Marian model; `keras-transformer import-marian` makes a run of it\n"
 
 
 def test_the_mean_is_taken_in_place_of_the_run(command, run, folder):

@@ -180,9 +180,9 @@ def test_options_can_change_with_each_request(run, beam_model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length_penalty": -1.0}, "an option must be at least 0"),
-        ({"max_length": 0}, "an option must be at least 1"),
-        ({"max_length": [3, 4]}, "an option must be the same for all texts"),
+        ({"length_penalty": -1.0}, "length_penalty must be at least 0"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"max_length": [3, 4]}, "max_length must be the same for all texts"),
         ({"max_length": 5, "min_length": 10}, "min_length must be at most max_length"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from test_translator import LINES, make_module
 
-from keras_transformer.config import Settings, run_settings
+from keras_transformer.config import Settings, run_settings, settings_yaml
 from keras_transformer.data.tokenizer import Tokenizers
 from keras_transformer.errors import DataError
 from keras_transformer.runs import load_run, save_run
@@ -29,3 +29,18 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_a_run_without_a_model_yet(tmp_path):
     with pytest.raises(DataError, match=f"^{tmp_path}: no model yet"):
         load_run(tmp_path)
+    (tmp_path / "MODEL_CARD.md").touch()
+    with pytest.raises(DataError, match=f"^{tmp_path}: damaged export"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(("kept", "missing"), [("", "model"), ("decoding:", "decoding"), ("# The updates", "training")])
+def test_settings_that_were_cut_off_are_not_filled_with_the_defaults(tmp_path, kept, missing):
+    """Kept is the text before the words. A SavedModel's settings lie in assets.extra."""
+    text = settings_yaml(Settings(decoding={"beam_size": 7}))
+    for folder in (tmp_path, tmp_path / "assets.extra"):
+        folder.mkdir(exist_ok=True)
+        (folder / "settings.yaml").write_text(text[: text.index(kept)])
+        with pytest.raises(DataError, match=f"{folder / 'settings.yaml'}: damaged .it has no {missing}"):
+            run_settings(tmp_path)
+        (tmp_path / "saved_model.pb").touch()
