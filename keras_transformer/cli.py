@@ -353,8 +353,8 @@ def export(
     [bold]saved_model[/bold] takes and gives strings, by the search that is given here, wherever tensorflow and
     tensorflow-text are installed, TensorFlow Serving included. Its signatures: serving_default takes `text`, strings
     (batch,), and gives `text`, `log_prob` and `score`; n_best gives several of each; options takes length_penalty,
-    max_length and min_length too. With --beam-size 1 --compiled, alone takes one text and answers in half the time: XLA
-    compiles it, which takes seconds for the first text of up to 16 pieces, of up to 32, and so on.
+    max_length and min_length too. With --beam-size 1 --compiled, alone takes one text and answers in little more than
+    half the time: XLA compiles it, which takes seconds for the first text of up to 16 pieces, of up to 32, and so on.
 
     [bold]ctranslate2[/bold] is for CTranslate2, whose products in int8 are a CPU's fastest: --precision int8.
 
