@@ -266,7 +266,7 @@ def test_a_missing_or_damaged_file_is_named(copy, name):
     (copy / name).write_bytes(content[: len(content) // 2])
     refused(copy, f"{copy / name}: damaged")
     (copy / name).unlink()
-    refused(copy, f"{copy / name}: No such file")
+    refused(copy, f"{copy}: no Marian model" if name == "config.json" else f"{copy / name}: No such file")
 
 
 def test_a_tokenizer_cut_between_two_pieces_is_damaged(copy):
