@@ -300,7 +300,8 @@ def run_settings(folder: Path, changes: Sequence[str] = ()) -> Settings:
     elif not path.exists():
         raise DataError(f"{folder}: no run folder (it has no settings.yaml)")
     # Of what is missing, the defaults would be taken, and other text would come out.
-    missing = [section for section in Settings.model_fields if section not in load_settings(path).model_fields_set]
+    there = load_settings(path).model_fields_set
+    missing = [section for section in Settings.model_fields if section not in there]
     if missing:
         raise DataError(f"{path}: damaged (it has no {missing[0]})")
     return load_settings(path, changes)

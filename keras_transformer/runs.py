@@ -36,9 +36,9 @@ def load_run(folder: Path) -> tuple[Transformer, Tokenizers]:
     Raises:
         DataError: it has no model yet, or is damaged.
     """
-    if (folder / "MODEL_CARD.md").exists():
-        raise DataError(f"{folder}: damaged export (no saved_model.pb, no model.bin)")
     if not (folder / "best.keras").exists():
+        if (folder / "MODEL_CARD.md").exists():
+            raise DataError(f"{folder}: damaged export (no saved_model.pb, no model.bin)")
         raise DataError(f"{folder}: no model yet (no best.keras); train the run until its first measure on dev")
     tokenizers = load_tokenizers(folder / "tokenizer")
     if not zipfile.is_zipfile(folder / "best.keras"):  # of which Keras would say that it is not there

@@ -107,6 +107,10 @@ def test_a_compiled_signature_takes_one_text(run, tmp_path):
     for count in (0, 2):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"alone takes one text, got.*{count}"):
             alone(text=tf.constant(LINES[:count], tf.string))
+    saved = saved_model_pb2.SavedModel.FromString((tmp_path / "out" / "saved_model.pb").read_bytes())
+    functions = saved.meta_graphs[0].graph_def.library.function
+    compiled = {function.signature.name for function in functions if function.attr["_XlaMustCompile"].b}
+    assert compiled and all(re.match("__inference_find_\\d+$", name) for name in compiled)  # and no other signature's
     assert "of up to 16, 20\npieces" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert Translator.load(tmp_path / "out").translate(LINES[:2]) == expected
 

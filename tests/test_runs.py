@@ -17,6 +17,7 @@ def test_what_is_written_is_read_again(tmp_path):
     settings = Settings(model={"num_layers": 2})
     save_run(tmp_path / "run", settings, Tokenizers(tokenizer, tokenizer), model)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    (tmp_path / "run" / "MODEL_CARD.md").touch()  # a card of one's own
     again, tokenizers = load_run(tmp_path / "run")
     assert run_settings(tmp_path / "run") == settings
     for variable, other in zip(model.weights, again.weights, strict=True):
