@@ -13,6 +13,7 @@ from test_translator import BEAM, GREEDY, LINES, make_module
 from keras_transformer.config import DecodingSettings
 from keras_transformer.data.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
 from keras_transformer.errors import DataError, UsageError
+from keras_transformer.ids import END
 from keras_transformer.masks import create_masks
 from keras_transformer.model import Transformer
 from keras_transformer.translator import Translator
@@ -96,8 +97,8 @@ def test_update_takes_over_new_weights():
 
 
 def test_a_compiled_search_gives_what_the_other_gives():
-    """Greedy, one text, at each of the lengths it is padded to; the shortest output, the longest, and a blank line."""
-    for changes in ({"min_length": 4, "forbidden": ("▁dogs",)}, {"max_length_factor": 0.5, "max_length_extra": 1}):
+    """Greedy, one text, at each of the lengths it is padded to; short outputs, the longest, and a blank line."""
+    for changes in ({"forbidden": ("▁dogs",)}, {"max_length_factor": 0.5, "max_length_extra": 1}):
         decoding = GREEDY.model_copy(update=changes)
         _, model, tokenizer = make_module(decoding=decoding)
         module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding, compiled=True)
@@ -111,13 +112,16 @@ def test_a_compiled_search_gives_what_the_other_gives():
 
 
 def test_a_compiled_search_of_a_model_with_one_embedding():
-    """Its projection is made once, outside; it has a bias, and normalises at the end."""
+    """Its projection is made once, outside; it has a bias, by which outputs would end at once but for their minimum."""
+    decoding = GREEDY.model_copy(update={"min_length": 4})
     _, plain, tokenizer = make_module()
     changes = {"share_embeddings": True, "output_bias": True, "norm": "pre", "pe_input": 16}
     model = Transformer.from_config({**plain.get_config(), **changes})
     model.build((None, None), (None, None))
-    model.final_bias.assign(keras.random.normal(model.final_bias.shape, seed=4))
-    module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), GREEDY, compiled=True)
+    model.final_bias.assign(
+        keras.random.normal(model.final_bias.shape, seed=4) + 20 * tf.one_hot(END, plain.target_vocab_size)
+    )
+    module = TranslatorModule(model, Tokenizers(tokenizer, tokenizer), decoding, compiled=True)
     for line in [*LINES, "dogs " * 100]:
         found, expected = module.serve_alone(tf.constant([line])), module.serve(tf.constant([line]))
         assert found["text"] == expected["text"]
